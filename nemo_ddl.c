@@ -582,6 +582,21 @@ constraint_created(Oid constraint)
 	}
 }
 
+/* An ordinary update of a pg_class row, kept apart from in-place updates by the lock that newer servers want. */
+static void
+update_class_row(Relation classes, HeapTuple row)
+{
+	ItemPointerData tid = row->t_self;	/* the update moves t_self to the new version */
+
+#ifdef InplaceUpdateTupleLock
+	LockTuple(classes, &tid, InplaceUpdateTupleLock);
+#endif
+	CatalogTupleUpdate(classes, &tid, row);
+#ifdef InplaceUpdateTupleLock
+	UnlockTuple(classes, &tid, InplaceUpdateTupleLock);
+#endif
+}
+
 /*
  * ALTER TABLE ... SET ACCESS METHOD has just put the new method into the table's row.  Its indexes are built again
  * next: change their rows too, by ordinary updates.
@@ -605,7 +620,7 @@ switch_indexes(Relation classes, Oid table, Oid table_method)
 		class = (Form_pg_class) GETSTRUCT(row);
 		if (to_nemo && class->relam != BTREE_AM_OID && !nemo_is_nemo_am(class->relam))
 			refuse_method(class->relam, table_method);
-		if (to_nemo == nemo_is_nemo_am(class->relam) || (!to_nemo && !nemo_is_nemo_am(class->relam)))
+		if (to_nemo == nemo_is_nemo_am(class->relam))
 			continue;
 		if (!to_nemo)
 			deleteDependencyRecordsForSpecific(RelationRelationId, class->oid, DEPENDENCY_NORMAL,
@@ -616,13 +631,7 @@ switch_indexes(Relation classes, Oid table, Oid table_method)
 			check_relation_rules(class);
 			depend_on_method(class->oid, class->relam);
 		}
-#ifdef InplaceUpdateTupleLock
-		LockTuple(classes, &row->t_self, InplaceUpdateTupleLock);
-#endif
-		CatalogTupleUpdate(classes, &row->t_self, row);
-#ifdef InplaceUpdateTupleLock
-		UnlockTuple(classes, &row->t_self, InplaceUpdateTupleLock);
-#endif
+		update_class_row(classes, row);
 		heap_freetuple(row);
 	}
 	list_free(indexes);
@@ -738,11 +747,28 @@ plain_constraint(Node *node)
 		con->access_method = pstrdup("btree");
 }
 
+/*
+ * default_table_access_method is about tables that last: a temporary table that does not ask for a method of ours is a
+ * heap.  REFRESH MATERIALIZED VIEW CONCURRENTLY makes such tables by itself.
+ */
+static void
+settle_temporary(RangeVar *relation, char **method)
+{
+	bool		temporary = relation->relpersistence == RELPERSISTENCE_TEMP ||
+		(relation->schemaname != NULL && strcmp(relation->schemaname, "pg_temp") == 0);
+
+	if (temporary && *method == NULL &&
+		nemo_is_nemo_am(get_table_am_oid(default_table_access_method, true)))
+		*method = pstrdup("heap");
+}
+
 static void
 prepare_create(CreateStmt *stmt)
 {
 	ListCell   *lc;
 
+	if (!IsA(stmt, CreateForeignTableStmt) && stmt->partspec == NULL)
+		settle_temporary(stmt->relation, &stmt->accessMethod);
 	foreach(lc, stmt->tableElts)
 		plain_constraint(lfirst(lc));
 	foreach(lc, stmt->constraints)
@@ -951,6 +977,11 @@ prepare_utility(Node *stmt, UtilityLevel *level)
 		case T_CreateStmt:
 			prepare_create((CreateStmt *) stmt);
 			break;
+		case T_CreateTableAsStmt:
+			if (((CreateTableAsStmt *) stmt)->into->rel != NULL)
+				settle_temporary(((CreateTableAsStmt *) stmt)->into->rel,
+								 &((CreateTableAsStmt *) stmt)->into->accessMethod);
+			break;
 		case T_IndexStmt:
 			prepare_index((IndexStmt *) stmt, level);
 			break;
@@ -1059,7 +1090,9 @@ process_utility(PlannedStmt *pstmt, const char *query, bool read_only, ProcessUt
 		next_process_utility(pstmt, query, read_only, context, params, env, dest, completion);
 		return;
 	}
-	if (read_only && (kind == T_CreateStmt || kind == T_IndexStmt || kind == T_AlterTableStmt))
+	/* those that prepare_utility() may change */
+	if (read_only && (kind == T_CreateStmt || kind == T_CreateTableAsStmt || kind == T_IndexStmt ||
+					  kind == T_AlterTableStmt))
 	{
 		pstmt = copyObject(pstmt);
 		read_only = false;
