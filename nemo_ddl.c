@@ -367,6 +367,39 @@ btree_opclass(Oid opclass, Oid indexoid, int column)
 	return result;
 }
 
+/* The index shall depend on the classes after, no longer on those before; one row stands for a class used twice. */
+static void
+move_opclass_dependencies(Oid indexoid, int ncolumns, const Oid *before, const Oid *after)
+{
+	ObjectAddress index;
+	ObjectAddress class;
+
+	ObjectAddressSet(index, RelationRelationId, indexoid);
+	for (int i = 0; i < ncolumns; i++)
+	{
+		bool		moved = false;	/* the dependency on before[i], for an earlier column */
+		bool		added = false;	/* one on after[i] */
+
+		if (after[i] == before[i])
+			continue;
+		for (int j = 0; j < i; j++)
+		{
+			moved |= (before[j] == before[i]);
+			added |= (after[j] == after[i]);
+		}
+		if (!moved && added)
+			(void) deleteDependencyRecordsForSpecific(RelationRelationId, indexoid, DEPENDENCY_NORMAL,
+													  OperatorClassRelationId, before[i]);
+		else if (!moved)
+			(void) changeDependencyFor(RelationRelationId, indexoid, OperatorClassRelationId, before[i], after[i]);
+		else if (!added)
+		{
+			ObjectAddressSet(class, OperatorClassRelationId, after[i]);
+			recordDependencyOn(&index, &class, DEPENDENCY_NORMAL);
+		}
+	}
+}
+
 /*
  * Operator classes of a new index: btree's, always.  pg_index row: found and, if need be, overwritten.
  * The dependencies recorded for our mirrors are moved, for which they must be visible: index_create() increments the
@@ -391,14 +424,10 @@ map_opclasses(Relation catalog, HeapTuple index, bool created)
 	if (!changed)
 		return;
 	overwrite_fresh_row(catalog, index);
-	if (!created)
-		return;
-	CommandCounterIncrement();
-	for (int i = 0; i < row->indnkeyatts; i++)
+	if (created)
 	{
-		if (classes->values[i] != before[i])
-			changeDependencyFor(RelationRelationId, row->indexrelid, OperatorClassRelationId, before[i],
-								classes->values[i]);
+		CommandCounterIncrement();
+		move_opclass_dependencies(row->indexrelid, row->indnkeyatts, before, classes->values);
 	}
 }
 
@@ -899,6 +928,43 @@ prepare_refresh(RefreshMatViewStmt *stmt, UtilityLevel *level)
 	mask_tables(view, NoLock, level);
 }
 
+static bool
+has_relations_of_ours(void)
+{
+	Relation	classes = table_open(RelationRelationId, AccessShareLock);
+	SysScanDesc scan = systable_beginscan(classes, InvalidOid, false, NULL, 0, NULL);
+	HeapTuple	row;
+	bool		found = false;
+
+	while (!found && HeapTupleIsValid(row = systable_getnext(scan)))
+		found = nemo_is_nemo_am(((Form_pg_class) GETSTRUCT(row))->relam);
+	systable_endscan(scan);
+	table_close(classes, AccessShareLock);
+	return found;
+}
+
+/* REINDEX (TABLESPACE ...) moves indexes without any event; many at once are refused if any of them may be ours. */
+static void
+check_reindex_tablespace(ReindexStmt *stmt, Oid relid)
+{
+	ListCell   *lc;
+	bool		single = OidIsValid(relid) && get_rel_relkind(relid) != RELKIND_PARTITIONED_TABLE &&
+		get_rel_relkind(relid) != RELKIND_PARTITIONED_INDEX;
+
+	foreach(lc, stmt->params)
+	{
+		if (strcmp(lfirst_node(DefElem, lc)->defname, "tablespace") != 0)
+			continue;
+		if (single ? nemo_is_nemo_am(nemo_relation_method(relid)) : has_relations_of_ours())
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("cannot move indexes of access method \"%s\" to a tablespace",
+							get_am_name(nemo_index_am_oid())),
+					 errdetail("Their data is kept in Nemo's store, not in files of the database cluster."),
+					 errhint("Leave out TABLESPACE, or name the tables that do not use Nemo one by one.")));
+	}
+}
+
 /*
  * A rebuilt primary key is a new tree of rows, and nobody may be reading the old one: core's ShareLock on the table is
  * not enough.  Without the privilege nothing is locked and core refuses.
@@ -906,12 +972,12 @@ prepare_refresh(RefreshMatViewStmt *stmt, UtilityLevel *level)
 static void
 prepare_reindex(ReindexStmt *stmt)
 {
-	Oid			relid;
+	Oid			relid = InvalidOid;
 	Oid			table;
 
-	if (stmt->relation == NULL)
-		return;
-	relid = RangeVarGetRelid(stmt->relation, NoLock, true);
+	if (stmt->relation != NULL)
+		relid = RangeVarGetRelid(stmt->relation, NoLock, true);
+	check_reindex_tablespace(stmt, relid);
 	if (!OidIsValid(relid) || !nemo_is_nemo_am(nemo_relation_method(relid)))
 		return;
 	table = (get_rel_relkind(relid) == RELKIND_INDEX) ? IndexGetRelation(relid, true) : relid;

@@ -272,6 +272,11 @@ describe_index(PlannerInfo *root, IndexOptInfo *index)
 
 	/* row comparisons are matched for btree only; strategies and families are btree's */
 	index->relam = BTREE_AM_OID;
+	/*
+	 * That alone would have the planner look up the ends of btrees for its estimates (get_actual_variable_range), here a
+	 * request to the store per plan.  Only there does it ask whether an index of this kind is hypothetical.
+	 */
+	index->hypothetical = true;
 	nemo_index_estimate(index->indexoid, &index->pages, &index->tuples, &index->tree_height);
 	for (int i = 0; i < index->nkeycolumns; i++)
 	{
