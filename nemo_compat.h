@@ -21,7 +21,7 @@
 #error "Nemo needs PostgreSQL 15 or later"
 #endif
 
-/* ---- RelFileNode became RelFileLocator in 16 ----------------------------------------------------------------------- */
+/* ---- RelFileNode became RelFileLocator in 16 ----------------------------------------------------------------- */
 
 #if PG_VERSION_NUM >= 160000
 #include "storage/relfilelocator.h"
@@ -51,7 +51,7 @@ typedef Oid NemoRelFileNumber;
 #define nemo_relation_set_new_file	RelationSetNewRelfilenode
 #endif
 
-/* ---- table AM: what tuple_update says about indexes (16: an enum that knows summarizing indexes) ------------------- */
+/* ---- table AM: what tuple_update says about indexes (16: an enum that knows summarizing indexes) ------------- */
 
 #if PG_VERSION_NUM >= 160000
 typedef TU_UpdateIndexes NemoUpdateIndexes;
@@ -65,7 +65,7 @@ typedef bool NemoUpdateIndexes;
 #define NEMO_UPDATE_INDEXES_ALL		true
 #endif
 
-/* ---- this backend's local transaction id (17: inside PGPROC.vxid) -------------------------------------------------- */
+/* ---- this backend's local transaction id (17: inside PGPROC.vxid) -------------------------------------------- */
 
 #if PG_VERSION_NUM >= 170000
 #define NEMO_MY_LXID				(MyProc->vxid.lxid)
@@ -73,7 +73,7 @@ typedef bool NemoUpdateIndexes;
 #define NEMO_MY_LXID				(MyProc->lxid)
 #endif
 
-/* ---- ownership of a relation (16: one function for all kinds of object) -------------------------------------------- */
+/* ---- ownership of a relation (16: one function for all kinds of object) -------------------------------------- */
 
 static inline bool
 nemo_owns_relation(Oid relid, Oid role)

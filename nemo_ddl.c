@@ -8,7 +8,7 @@
  * and pg_dump need nothing.  Places in core that insist on btree by the catalog row are shown a masked relcache copy
  * (nemo_plan.c).
  * Rules that tables of ours must obey (logged, no tablespace, only nemo_index) are enforced at the same events, which
- * every path passes; checks by statement only give better words earlier.
+ * every path passes; checks by statement (nemo_utility.c) only give better words earlier.
  *
  * In a database without the extension every hook leaves after one cached test.
  */
@@ -36,15 +36,12 @@
 #include "catalog/pg_opclass.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
-#include "commands/dbcommands.h"
 #include "commands/defrem.h"
-#include "commands/tablecmds.h"
 #include "miscadmin.h"
 #include "nemo_compat.h"
 #include "nemo_ddl.h"
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
-#include "tcop/utility.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
@@ -56,19 +53,9 @@
 
 #define MAX_METHODS	16			/* access methods of ours in one database; two are usual */
 
-/* A utility statement under way, subcommands counted with it */
-typedef struct UtilityLevel
-{
-	struct UtilityLevel *outer;
-	List	   *tables;			/* oids of nemo tables whose rows may have to move when it is done */
-	bool		refresh_concurrently;
-} UtilityLevel;
-
 static struct
 {
-	/* hooks before us */
-	object_access_hook_type object_access;
-	ProcessUtility_hook_type process_utility;
+	object_access_hook_type object_access;	/* the hook before ours */
 
 	/* access methods of this database that run our handlers */
 	bool		methods_valid;
@@ -77,10 +64,9 @@ static struct
 	Oid			methods[MAX_METHODS];
 	Oid			index_method;	/* the one new indexes get, or InvalidOid */
 
-	UtilityLevel *level;		/* innermost, in TopMemoryContext */
 } state;
 
-/* ---- access methods ------------------------------------------------------------------------------------------------ */
+/* ---- access methods ------------------------------------------------------------------------------------------ */
 
 /* 't' or 'i' when the handler is ours: the C function of that name, in this very library; else 0 */
 static char
@@ -218,7 +204,7 @@ nemo_hooks_apply(void)
 		OidIsValid(nemo_index_am_oid());
 }
 
-/* ---- catalog rows just written ------------------------------------------------------------------------------------- */
+/* ---- catalog rows just written ------------------------------------------------------------------------------- */
 
 /*
  * A copy of a row found by oid, as the running command has left it: before its CommandCounterIncrement only
@@ -268,7 +254,7 @@ overwrite_fresh_row(Relation catalog, HeapTuple tuple)
 #endif
 }
 
-/* ---- rules for relations of ours ----------------------------------------------------------------------------------- */
+/* ---- rules for relations of ours ----------------------------------------------------------------------------- */
 
 static void
 refuse_method(Oid method, Oid table_method)
@@ -311,7 +297,7 @@ check_relation_rules(Form_pg_class row)
 				 errhint("Leave out the tablespace, and leave default_tablespace empty.")));
 }
 
-/* ---- indexes: btree <-> nemo_index --------------------------------------------------------------------------------- */
+/* ---- indexes: btree <-> nemo_index --------------------------------------------------------------------------- */
 
 /* Type of a key column of an index that may have been created by the running command */
 static Oid
@@ -334,8 +320,8 @@ index_column_type(Oid indexoid, int column)
 }
 
 /*
- * The btree operator class that one of ours stands for: the mirror of a name stands for btree's of that name and schema,
- * the one for anyelement for the type's default.  Any other class is returned as it is.
+ * The btree operator class that one of ours stands for: the mirror of a name stands for btree's of that name and
+ * schema, the one for anyelement for the type's default.  Any other class is returned as it is.
  */
 static Oid
 btree_opclass(Oid opclass, Oid indexoid, int column)
@@ -361,7 +347,7 @@ btree_opclass(Oid opclass, Oid indexoid, int column)
 					(errcode(ERRCODE_UNDEFINED_OBJECT),
 					 errmsg("data type %s has no default operator class for access method \"%s\"",
 							format_type_be(type), "btree"),
-					 errhint("You must specify an operator class for the index or define a default operator class for the data type.")));
+					 errhint("Specify an operator class for the index, or define a default one for the data type.")));
 	}
 	ReleaseSysCache(tuple);
 	return result;
@@ -463,19 +449,6 @@ depend_on_method(Oid indexoid, Oid method)
 	recordDependencyOn(&index, &am, DEPENDENCY_NORMAL);
 }
 
-/* Tables whose rows may have to move when the running utility statement is done */
-static void
-note_table(Oid relid)
-{
-	MemoryContext old;
-
-	if (state.level == NULL)
-		return;
-	old = MemoryContextSwitchTo(TopMemoryContext);
-	state.level->tables = list_append_unique_oid(state.level->tables, relid);
-	MemoryContextSwitchTo(old);
-}
-
 /*
  * pg_class row of an index that the running command has inserted: give it the method that its table calls for.
  * created: called by index_create() at its end, not earlier by its constraint.
@@ -527,7 +500,7 @@ settle_new_index(Relation classes, HeapTuple row, bool created)
 	if (nemo_is_nemo_am(method))
 	{
 		check_relation_rules(class);
-		note_table(table);
+		nemo_note_table(table);
 		if (created)
 			depend_on_method(class->oid, method);
 	}
@@ -567,8 +540,7 @@ relation_created(Oid relid)
 			settle_new_index(classes, row, true);
 		else if (has_storage_as_table(class->relkind) && nemo_is_nemo_am(class->relam))
 		{
-			if (class->relpersistence == RELPERSISTENCE_TEMP && state.level != NULL &&
-				state.level->refresh_concurrently)
+			if (class->relpersistence == RELPERSISTENCE_TEMP && nemo_refreshing_concurrently())
 				make_heap(classes, row);
 			else
 				check_relation_rules(class);
@@ -605,7 +577,7 @@ constraint_created(Oid constraint)
 			if (!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(con->conindid)))
 				settle_new_index(classes, index, false);
 			if (nemo_is_nemo_table(con->conrelid))
-				note_table(con->conrelid);
+				nemo_note_table(con->conrelid);
 		}
 		table_close(classes, RowExclusiveLock);
 	}
@@ -695,7 +667,7 @@ relation_altered(Oid relid)
 		if (is_table && now->relam != before->relam && (ours || nemo_is_nemo_am(before->relam)))
 			switch_indexes(classes, relid, now->relam);
 		if (is_table && ours && (now->relam != before->relam || now->relfilenode != before->relfilenode))
-			note_table(relid);
+			nemo_note_table(relid);
 	}
 	table_close(classes, RowExclusiveLock);
 }
@@ -710,7 +682,7 @@ relation_dropped(Oid relid)
 		return;
 	table = IndexGetRelation(relid, true);
 	if (OidIsValid(table))
-		note_table(table);
+		nemo_note_table(table);
 }
 
 static void
@@ -734,459 +706,17 @@ object_access(ObjectAccessType access, Oid class, Oid object, int sub, void *arg
 	else if (access == OAT_DROP)
 		relation_dropped(object);
 	else if (nemo_is_nemo_table(object))
-		note_table(object);		/* truncated */
+		nemo_note_table(object);		/* truncated */
 }
 
-/* ---- utility statements -------------------------------------------------------------------------------------------- */
-
-/* Mask the indexes of a table, or of all tables of a partition tree, locking the tables. */
-static void
-mask_tables(Oid relid, LOCKMODE lockmode, const void *tag)
-{
-	List	   *tables = find_all_inheritors(relid, lockmode, NULL);
-	ListCell   *table;
-
-	foreach(table, tables)
-	{
-		Relation	rel;
-		List	   *indexes;
-		ListCell   *index;
-
-		if (!nemo_is_nemo_table(lfirst_oid(table)))
-			continue;
-		rel = table_open(lfirst_oid(table), NoLock);
-		indexes = RelationGetIndexList(rel);
-		table_close(rel, NoLock);
-		foreach(index, indexes)
-			nemo_mask_index_oid(lfirst_oid(index), tag);
-		list_free(indexes);
-	}
-	list_free(tables);
-}
-
-
-/* EXCLUDE USING nemo_index, on whatever table: as btree, whose operators it uses; the table decides the method. */
-static void
-plain_constraint(Node *node)
-{
-	Constraint *con = (Constraint *) node;
-
-	if (node != NULL && IsA(node, Constraint) && con->contype == CONSTR_EXCLUSION && con->access_method != NULL &&
-		nemo_is_nemo_am(get_am_oid(con->access_method, true)))
-		con->access_method = pstrdup("btree");
-}
-
-/*
- * default_table_access_method is about tables that last: a temporary table that does not ask for a method of ours is a
- * heap.  REFRESH MATERIALIZED VIEW CONCURRENTLY makes such tables by itself.
- */
-static void
-settle_temporary(RangeVar *relation, char **method)
-{
-	bool		temporary = relation->relpersistence == RELPERSISTENCE_TEMP ||
-		(relation->schemaname != NULL && strcmp(relation->schemaname, "pg_temp") == 0);
-
-	if (temporary && *method == NULL &&
-		nemo_is_nemo_am(get_table_am_oid(default_table_access_method, true)))
-		*method = pstrdup("heap");
-}
-
-static void
-prepare_create(CreateStmt *stmt)
-{
-	ListCell   *lc;
-
-	if (!IsA(stmt, CreateForeignTableStmt) && stmt->partspec == NULL)
-		settle_temporary(stmt->relation, &stmt->accessMethod);
-	foreach(lc, stmt->tableElts)
-		plain_constraint(lfirst(lc));
-	foreach(lc, stmt->constraints)
-		plain_constraint(lfirst(lc));
-}
-
-static void
-prepare_index(IndexStmt *stmt, const void *tag)
-{
-	Oid			table;
-
-	/* the same index then gets the same catalog rows however it was asked for */
-	if (stmt->accessMethod != NULL && nemo_is_nemo_am(get_am_oid(stmt->accessMethod, true)))
-		stmt->accessMethod = pstrdup("btree");
-	if (stmt->relation == NULL || stmt->concurrent)
-		return;
-	/* on a partitioned table: equal indexes of the partitions shall be found (CompareIndexInfo) */
-	table = RangeVarGetRelid(stmt->relation, NoLock, true);
-	if (!OidIsValid(table) || get_rel_relkind(table) != RELKIND_PARTITIONED_TABLE)
-		return;
-	table = RangeVarGetRelidExtended(stmt->relation, ShareLock, RVR_MISSING_OK, RangeVarCallbackOwnsRelation, NULL);
-	if (OidIsValid(table))
-		mask_tables(table, ShareLock, tag);
-}
-
-static bool
-has_subcommand(AlterTableStmt *stmt, AlterTableType type)
-{
-	ListCell   *lc;
-
-	foreach(lc, stmt->cmds)
-	{
-		if (lfirst_node(AlterTableCmd, lc)->subtype == type)
-			return true;
-	}
-	return false;
-}
-
-/* One subcommand: what it does not do to relations of ours, and what core must be shown as btree for it. */
-static void
-prepare_subcommand(AlterTableStmt *stmt, AlterTableCmd *cmd, Oid relid, LOCKMODE lockmode, const void *tag)
-{
-	bool		ours = nemo_is_nemo_am(nemo_relation_method(relid));
-
-	if (cmd->subtype == AT_SetTableSpace && ours && !has_subcommand(stmt, AT_SetAccessMethod))
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("cannot change the tablespace of \"%s\"", get_rel_name(relid)),
-				 errdetail("The data of relations using %s is kept in Nemo's store, not in files of the database cluster.",
-						   get_am_name(nemo_relation_method(relid)))));
-	else if (cmd->subtype == AT_ClusterOn && ours)
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("cannot mark index \"%s\" as clustered", cmd->name),
-				 errdetail("Rows of tables using %s are always kept in the order of the primary key.",
-						   get_am_name(nemo_relation_method(relid)))));
-	else if (cmd->subtype == AT_AttachPartition)
-	{
-		RangeVar   *name = ((PartitionCmd *) cmd->def)->name;
-		Oid			child;
-
-		if (stmt->objtype == OBJECT_INDEX)
-		{
-			child = RangeVarGetRelid(name, NoLock, true);
-			if (OidIsValid(child))
-				nemo_mask_index_oid(child, tag);
-			return;
-		}
-		child = RangeVarGetRelidExtended(name, AccessExclusiveLock, RVR_MISSING_OK, RangeVarCallbackOwnsRelation,
-										 NULL);
-		if (OidIsValid(child))
-			mask_tables(child, AccessExclusiveLock, tag);
-	}
-	else if (cmd->subtype == AT_AddConstraint && cmd->def != NULL && IsA(cmd->def, Constraint))
-	{
-		Constraint *con = (Constraint *) cmd->def;
-
-		plain_constraint(cmd->def);
-		if (con->indexname != NULL)
-		{
-			Oid			index = get_relname_relid(con->indexname, get_rel_namespace(relid));
-
-			if (OidIsValid(index))
-				nemo_mask_index_oid(index, tag);
-		}
-		else if (get_rel_relkind(relid) == RELKIND_PARTITIONED_TABLE &&
-				 (con->contype == CONSTR_PRIMARY || con->contype == CONSTR_UNIQUE))
-			mask_tables(relid, lockmode, tag);
-	}
-}
-
-static void
-prepare_alter(AlterTableStmt *stmt, const void *tag)
-{
-	Oid			relid;
-	LOCKMODE	lockmode;
-	ListCell   *lc;
-
-	if (!has_subcommand(stmt, AT_SetTableSpace) && !has_subcommand(stmt, AT_ClusterOn) &&
-		!has_subcommand(stmt, AT_AttachPartition) && !has_subcommand(stmt, AT_AddConstraint))
-		return;
-	if (!OidIsValid(RangeVarGetRelid(stmt->relation, NoLock, true)))
-		return;
-	lockmode = AlterTableGetLockLevel(stmt->cmds);
-	relid = RangeVarGetRelidExtended(stmt->relation, lockmode, RVR_MISSING_OK, RangeVarCallbackOwnsRelation, NULL);
-	if (!OidIsValid(relid))
-		return;
-	foreach(lc, stmt->cmds)
-		prepare_subcommand(stmt, lfirst_node(AlterTableCmd, lc), relid, lockmode, tag);
-}
-
-static void
-prepare_refresh(RefreshMatViewStmt *stmt, UtilityLevel *level)
-{
-	Oid			view;
-
-	if (!stmt->concurrent)
-		return;
-#if PG_VERSION_NUM >= 170000
-	view = RangeVarGetRelidExtended(stmt->relation, ExclusiveLock, RVR_MISSING_OK, RangeVarCallbackMaintainsTable,
-									NULL);
-#else
-	view = RangeVarGetRelidExtended(stmt->relation, ExclusiveLock, RVR_MISSING_OK, RangeVarCallbackOwnsTable, NULL);
-#endif
-	if (!OidIsValid(view) || !nemo_is_nemo_table(view))
-		return;
-	level->refresh_concurrently = true;
-	mask_tables(view, NoLock, level);
-}
-
-static bool
-has_relations_of_ours(void)
-{
-	Relation	classes = table_open(RelationRelationId, AccessShareLock);
-	SysScanDesc scan = systable_beginscan(classes, InvalidOid, false, NULL, 0, NULL);
-	HeapTuple	row;
-	bool		found = false;
-
-	while (!found && HeapTupleIsValid(row = systable_getnext(scan)))
-		found = nemo_is_nemo_am(((Form_pg_class) GETSTRUCT(row))->relam);
-	systable_endscan(scan);
-	table_close(classes, AccessShareLock);
-	return found;
-}
-
-/* REINDEX (TABLESPACE ...) moves indexes without any event; many at once are refused if any of them may be ours. */
-static void
-check_reindex_tablespace(ReindexStmt *stmt, Oid relid)
-{
-	ListCell   *lc;
-	bool		single = OidIsValid(relid) && get_rel_relkind(relid) != RELKIND_PARTITIONED_TABLE &&
-		get_rel_relkind(relid) != RELKIND_PARTITIONED_INDEX;
-
-	foreach(lc, stmt->params)
-	{
-		if (strcmp(lfirst_node(DefElem, lc)->defname, "tablespace") != 0)
-			continue;
-		if (single ? nemo_is_nemo_am(nemo_relation_method(relid)) : has_relations_of_ours())
-			ereport(ERROR,
-					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("cannot move indexes of access method \"%s\" to a tablespace",
-							get_am_name(nemo_index_am_oid())),
-					 errdetail("Their data is kept in Nemo's store, not in files of the database cluster."),
-					 errhint("Leave out TABLESPACE, or name the tables that do not use Nemo one by one.")));
-	}
-}
-
-/*
- * A rebuilt primary key is a new tree of rows, and nobody may be reading the old one: core's ShareLock on the table is
- * not enough.  Without the privilege nothing is locked and core refuses.
- */
-static void
-prepare_reindex(ReindexStmt *stmt)
-{
-	Oid			relid = InvalidOid;
-	Oid			table;
-
-	if (stmt->relation != NULL)
-		relid = RangeVarGetRelid(stmt->relation, NoLock, true);
-	check_reindex_tablespace(stmt, relid);
-	if (!OidIsValid(relid) || !nemo_is_nemo_am(nemo_relation_method(relid)))
-		return;
-	table = (get_rel_relkind(relid) == RELKIND_INDEX) ? IndexGetRelation(relid, true) : relid;
-	if (!OidIsValid(table))
-		return;
-#if PG_VERSION_NUM >= 170000
-	if (pg_class_aclcheck(table, GetUserId(), ACL_MAINTAIN) != ACLCHECK_OK)
-		return;
-#else
-	if (!nemo_owns_relation(table, GetUserId()))
-		return;
-#endif
-	LockRelationOid(table, AccessExclusiveLock);
-	note_table(table);
-}
-
-static void
-prepare_cluster(ClusterStmt *stmt)
-{
-	Oid			relid;
-
-	if (stmt->relation == NULL)
-		return;
-	relid = RangeVarGetRelid(stmt->relation, NoLock, true);
-	if (OidIsValid(relid) && nemo_is_nemo_table(relid))
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("cannot cluster table \"%s\"", get_rel_name(relid)),
-				 errdetail("Rows of tables using %s are always kept in the order of the primary key.",
-						   get_am_name(nemo_relation_method(relid))),
-				 errhint("Choose the primary key that gives the order you want.")));
-}
-
-/* A copy of a template's files would be an empty shell: the rows are in the store, under the template's oid. */
-static void
-check_template(CreatedbStmt *stmt)
-{
-	const char *template = "template1";
-	Oid			database;
-	ListCell   *lc;
-
-	foreach(lc, stmt->options)
-	{
-		DefElem    *option = lfirst_node(DefElem, lc);
-
-		if (strcmp(option->defname, "template") == 0 && option->arg != NULL)
-			template = defGetString(option);
-	}
-	database = get_database_oid(template, true);
-	if (OidIsValid(database) && nemo_database_has_trees(database))
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("database \"%s\" cannot be a template: it has tables using Nemo", template),
-				 errdetail("CREATE DATABASE copies files, but the rows of these tables are in Nemo's store."),
-				 errhint("Use template0 and restore a dump into the new database.")));
-}
-
-static void
-prepare_utility(Node *stmt, UtilityLevel *level)
-{
-	switch (nodeTag(stmt))
-	{
-		case T_CreateStmt:
-			prepare_create((CreateStmt *) stmt);
-			break;
-		case T_CreateTableAsStmt:
-			if (((CreateTableAsStmt *) stmt)->into->rel != NULL)
-				settle_temporary(((CreateTableAsStmt *) stmt)->into->rel,
-								 &((CreateTableAsStmt *) stmt)->into->accessMethod);
-			break;
-		case T_IndexStmt:
-			prepare_index((IndexStmt *) stmt, level);
-			break;
-		case T_AlterTableStmt:
-			prepare_alter((AlterTableStmt *) stmt, level);
-			break;
-		case T_RefreshMatViewStmt:
-			prepare_refresh((RefreshMatViewStmt *) stmt, level);
-			break;
-		case T_ReindexStmt:
-			prepare_reindex((ReindexStmt *) stmt);
-			break;
-		case T_ClusterStmt:
-			prepare_cluster((ClusterStmt *) stmt);
-			break;
-		default:
-			break;
-	}
-}
-
-/* The statement is done and its effects are to be seen: let the rows of the tables it concerned follow. */
-static void
-fix_placements(List *tables)
-{
-	ListCell   *lc;
-
-	CommandCounterIncrement();
-	foreach(lc, tables)
-	{
-		if (!nemo_is_nemo_table(lfirst_oid(lc)))
-			continue;
-		PushActiveSnapshot(GetTransactionSnapshot());
-		nemo_fix_placement(lfirst_oid(lc));
-		PopActiveSnapshot();
-		CommandCounterIncrement();
-	}
-}
-
-static void
-next_process_utility(PlannedStmt *pstmt, const char *query, bool read_only, ProcessUtilityContext context,
-					 ParamListInfo params, QueryEnvironment *env, DestReceiver *dest, QueryCompletion *completion)
-{
-	if (state.process_utility)
-		state.process_utility(pstmt, query, read_only, context, params, env, dest, completion);
-	else
-		standard_ProcessUtility(pstmt, query, read_only, context, params, env, dest, completion);
-}
-
-static UtilityLevel *
-push_level(void)
-{
-	UtilityLevel *level = MemoryContextAllocZero(TopMemoryContext, sizeof(UtilityLevel));
-
-	level->outer = state.level;
-	state.level = level;
-	return level;
-}
-
-/* Returns what the level has noted, in CurrentMemoryContext. */
-static List *
-pop_level(UtilityLevel *level)
-{
-	List	   *tables = list_copy(level->tables);
-
-	state.level = level->outer;
-	list_free(level->tables);
-	pfree(level);
-	return tables;
-}
-
-/* Run the statement at its level, and return the tables noted there, in CurrentMemoryContext. */
-static pg_noinline List *
-run_at_level(UtilityLevel *level, PlannedStmt *pstmt, const char *query, bool read_only, ProcessUtilityContext context,
-			 ParamListInfo params, QueryEnvironment *env, DestReceiver *dest, QueryCompletion *completion)
-{
-	PG_TRY();
-	{
-		prepare_utility(pstmt->utilityStmt, level);
-		next_process_utility(pstmt, query, read_only, context, params, env, dest, completion);
-		nemo_unmask(level);
-	}
-	PG_CATCH();
-	{
-		/* the abort of the transaction or subtransaction removes the masks */
-		list_free(pop_level(level));
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-	return pop_level(level);
-}
-
-/*
- * Subcommands of a statement (CREATE SCHEMA's elements, what CREATE TABLE and ALTER TABLE break into) belong to its
- * level: half-way through it a table cannot be rearranged.  A statement run by a function has a level of its own.
- */
-static void
-process_utility(PlannedStmt *pstmt, const char *query, bool read_only, ProcessUtilityContext context,
-				ParamListInfo params, QueryEnvironment *env, DestReceiver *dest, QueryCompletion *completion)
-{
-	NodeTag		kind = nodeTag(pstmt->utilityStmt);
-
-	if (kind == T_CreatedbStmt && IsTransactionState())
-		check_template((CreatedbStmt *) pstmt->utilityStmt);
-	if (kind == T_TransactionStmt || !nemo_hooks_apply())
-	{
-		next_process_utility(pstmt, query, read_only, context, params, env, dest, completion);
-		return;
-	}
-	/* those that prepare_utility() may change */
-	if (read_only && (kind == T_CreateStmt || kind == T_CreateTableAsStmt || kind == T_IndexStmt ||
-					  kind == T_AlterTableStmt))
-	{
-		pstmt = copyObject(pstmt);
-		read_only = false;
-	}
-	if (context == PROCESS_UTILITY_SUBCOMMAND && state.level != NULL)
-	{
-		/* its masks stay to the end of the whole statement */
-		prepare_utility(pstmt->utilityStmt, state.level);
-		next_process_utility(pstmt, query, read_only, context, params, env, dest, completion);
-	}
-	else
-	{
-		List	   *tables = run_at_level(push_level(), pstmt, query, read_only, context, params, env, dest, completion);
-
-		if (tables != NIL && IsTransactionState())
-			fix_placements(tables);
-	}
-}
-
-/* ---- start --------------------------------------------------------------------------------------------------------- */
+/* ---- start --------------------------------------------------------------------------------------------------- */
 
 void
 nemo_ddl_init(void)
 {
 	state.object_access = object_access_hook;
 	object_access_hook = object_access;
-	state.process_utility = ProcessUtility_hook;
-	ProcessUtility_hook = process_utility;
 	CacheRegisterSyscacheCallback(AMOID, methods_callback, (Datum) 0);
+	nemo_utility_init();
 	nemo_plan_init();
 }

@@ -1,9 +1,9 @@
 /*
  * nemo_ddl.h
  *	  How a stock server is brought to use nemo_index: catalog plumbing (nemo_ddl.c),
- *	  masks, planner and executor hooks (nemo_plan.c), ON CONFLICT (nemo_upsert.c).
+ *	  utility statements (nemo_utility.c), masks, planner and executor hooks (nemo_plan.c), ON CONFLICT (nemo_upsert.c).
  *
- * Everything here runs in a backend, inside a transaction, with no latch of the record buffer held; any of it may raise.
+ * Everything here runs in a backend, inside a transaction, with no latch of the record buffer held, and may raise.
  */
 #ifndef NEMO_DDL_H
 #define NEMO_DDL_H
@@ -31,7 +31,7 @@ extern Oid	nemo_index_am_oid(void);	/* of this database; InvalidOid when the ext
 static inline bool nemo_relation_is_nemo_table(Relation rel);
 static inline bool nemo_relation_is_nemo_index(Relation rel);
 
-/* ---- used by the hooks, implemented elsewhere ---------------------------------------------------------------------- */
+/* ---- used by the hooks, implemented elsewhere ---------------------------------------------------------------- */
 
 /* nemo_am.c, nemo_index.c */
 extern Datum nemo_table_handler(PG_FUNCTION_ARGS);
@@ -55,14 +55,19 @@ extern void nemo_fix_placement(Oid relid);
 /* does any tree belong to this database?  Must answer (false) when the library was not preloaded, too */
 extern bool nemo_database_has_trees(Oid dboid);
 
-/* ---- between nemo_ddl.c, nemo_plan.c and nemo_upsert.c ------------------------------------------------------------- */
+/* ---- among these files --------------------------------------------------------------------------------------- */
 
-extern void nemo_plan_init(void);	/* by nemo_ddl_init() */
+extern void nemo_plan_init(void);	/* these two by nemo_ddl_init() */
+extern void nemo_utility_init(void);
 
 /* can a hook look at catalogs now, and is there anything of ours in this database?  Cheap */
 extern bool nemo_hooks_apply(void);
 /* pg_class.relam as the syscache has it; InvalidOid when there is no such relation */
 extern Oid	nemo_relation_method(Oid relid);
+
+/* the rows of this table may have to move when the running utility statement is done */
+extern void nemo_note_table(Oid relid);
+extern bool nemo_refreshing_concurrently(void);
 
 /*
  * Let the relcache copy of an open nemo_index index read as btree until nemo_unmask(tag), or the end of the current

@@ -52,7 +52,7 @@ static struct
 	List	   *masks;			/* of Mask *, in TopMemoryContext */
 } state;
 
-/* ---- masks --------------------------------------------------------------------------------------------------------- */
+/* ---- masks --------------------------------------------------------------------------------------------------- */
 
 static Mask *
 find_mask(Oid indexoid)
@@ -219,7 +219,7 @@ subtransaction_callback(SubXactEvent event, SubTransactionId subid, SubTransacti
 	}
 }
 
-/* ---- planner ------------------------------------------------------------------------------------------------------- */
+/* ---- planner ------------------------------------------------------------------------------------------------- */
 
 /*
  * A hash operator family in which the equality operator of a btree family and type is the only one, or InvalidOid:
@@ -273,8 +273,8 @@ describe_index(PlannerInfo *root, IndexOptInfo *index)
 	/* row comparisons are matched for btree only; strategies and families are btree's */
 	index->relam = BTREE_AM_OID;
 	/*
-	 * That alone would have the planner look up the ends of btrees for its estimates (get_actual_variable_range), here a
-	 * request to the store per plan.  Only there does it ask whether an index of this kind is hypothetical.
+	 * That alone would have the planner look up the ends of the index for its estimates (get_actual_variable_range),
+	 * here a request to the store per plan.  Only there does it ask whether an index of this kind is hypothetical.
 	 */
 	index->hypothetical = true;
 	nemo_index_estimate(index->indexoid, &index->pages, &index->tuples, &index->tree_height);
@@ -323,7 +323,7 @@ describe_relation(PlannerInfo *root, Oid relid, bool inhparent, RelOptInfo *rel)
 		describe_index(root, lfirst_node(IndexOptInfo, lc));
 }
 
-/* ---- executor ------------------------------------------------------------------------------------------------------ */
+/* ---- executor ------------------------------------------------------------------------------------------------ */
 
 /* What a look at a plan found */
 typedef struct PlanWalk
@@ -479,7 +479,7 @@ executor_end(QueryDesc *query)
 		nemo_unmask(query);
 }
 
-/* ---- start --------------------------------------------------------------------------------------------------------- */
+/* ---- start --------------------------------------------------------------------------------------------------- */
 
 void
 nemo_plan_init(void)

@@ -5,8 +5,8 @@
  * Up to 17, ExecOpenIndices(speculative = true) insists that every unique index is a btree by its catalog row
  * (BuildSpeculativeIndexInfo).  A plain table's indexes are therefore opened here, right after ExecutorStart, and given
  * what that function would have computed; ExecInsert() then finds them open.  A partition is opened only when the first
- * row is routed to it, so the plan below the INSERT is wrapped: each row is routed beforehand in a shadow of the routing
- * state, as COPY FROM does it, which locks the leaf and opens its indexes; those are masked as btree before the row is
+ * row is routed to it, so the plan below the INSERT is wrapped: each row is routed beforehand in a shadow of the
+ * routing state, as COPY FROM does it, which locks the leaf and opens its indexes; those are masked as btree before the row is
  * handed on.  The lock on the leaf keeps its set of indexes from growing in between.
  * From 18 on the index method itself translates strategies and nothing of this is needed.
  */
