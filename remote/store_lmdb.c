@@ -14,29 +14,23 @@
  * mdb_env_sync().  A power loss undoes at most the commits after the last sync, and never harms the file.
  */
 #include <errno.h>
-#include <lmdb.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "lmdb_keys.h"
 #include "stored.h"
 
-#define MAX_KEY ((size_t) 4096)	/* longest key, bytes */
-#define MAX_PHYSICAL 511		/* LMDB's longest key; exactly this long = a branch */
-#define MAX_DIRECT (MAX_PHYSICAL - 1)	/* longest key that is not a branch */
-#define BASE_LEN 8				/* branch id in front of a key in `long` */
-#define MAX_DEPTH (2 + MAX_KEY / (MAX_DIRECT - BASE_LEN))
 #define DEFAULT_MAP_SIZE ((uint64_t) 1 << 40)
 #define DEFAULT_MAX_READERS 1024
 #define DELETE_PIECE 500		/* records deleted in one transaction of a range delete */
 #define READER_CHECK_WRITES 1024	/* look for dead readers every so many writes */
 
+/* in `meta`, besides LMDB_BRANCH_KEY */
 #define FORMAT_KEY "format"
 #define OWNER_KEY "owner"
-#define BRANCH_KEY "branch"		/* last branch id given out */
 
 typedef struct environment
 {
@@ -46,9 +40,7 @@ typedef struct environment
 	ino_t		inode;
 	unsigned	generation;		/* of forks when it was opened */
 	MDB_env    *env;
-	MDB_dbi		data;
-	MDB_dbi		longs;
-	MDB_dbi		meta;
+	lmdb_databases dbs;
 	_Atomic unsigned writes;
 } environment;
 
@@ -68,52 +60,6 @@ static struct
 	_Atomic unsigned generation;	/* forks that led to this process since the first opening */
 	bool		watches_fork;
 }			directory = {.mutex = PTHREAD_MUTEX_INITIALIZER};
-
-/* ---------- errors ---------- */
-
-static st_status
-fail_rc(st_error *err, int rc, const char *doing)
-{
-	st_status	code = ST_UNAVAILABLE;
-
-	switch (rc)
-	{
-		case MDB_MAP_FULL:
-		case MDB_TXN_FULL:
-		case ENOSPC:
-		case EDQUOT:
-		case EFBIG:
-			code = ST_FULL;
-			break;
-		case MDB_INVALID:
-		case MDB_VERSION_MISMATCH:
-		case MDB_CORRUPTED:
-		case MDB_PAGE_NOTFOUND:
-		case MDB_INCOMPATIBLE:
-		case MDB_BAD_DBI:
-			code = ST_CORRUPT;
-			break;
-		case EACCES:
-		case EPERM:
-		case EROFS:
-			code = ST_REFUSED;
-			break;
-		case ENOMEM:
-			code = ST_NOMEM;
-			break;
-		case MDB_BAD_VALSIZE:
-		case EINVAL:
-			code = ST_INVALID;
-			break;
-	}
-	return st_fail(err, code, "could not %s: %s", doing, mdb_strerror(rc));
-}
-
-static st_status
-fail_corrupt(st_error *err, const char *what)
-{
-	return st_fail(err, ST_CORRUPT, "store is damaged: %s", what);
-}
 
 /* ---------- transactions ---------- */
 
@@ -169,16 +115,16 @@ begin_read(lmdb_store *store, st_error *err)
 		rc = follow_map(store->e);
 	if (rc == 0)
 		rc = try_begin_read(store);
-	return rc == 0 ? ST_OK : fail_rc(err, rc, "begin reading from the store");
+	return rc == 0 ? ST_OK : lmdb_fail(err, rc, "begin reading from the store");
 }
 
 static st_status
 open_cursor(lmdb_store *store, st_error *err)
 {
 	int			rc = store->cursor != NULL ? mdb_cursor_renew(store->reader, store->cursor)
-		: mdb_cursor_open(store->reader, store->e->data, &store->cursor);
+		: mdb_cursor_open(store->reader, store->e->dbs.data, &store->cursor);
 
-	return rc == 0 ? ST_OK : fail_rc(err, rc, "open a cursor");
+	return rc == 0 ? ST_OK : lmdb_fail(err, rc, "open a cursor");
 }
 
 static st_status
@@ -192,9 +138,9 @@ read_owner(MDB_txn *txn, MDB_dbi meta, st_owner *owner, st_error *err)
 	if (rc == MDB_NOTFOUND)
 		return ST_OK;
 	if (rc != 0)
-		return fail_rc(err, rc, "read the owner of the store");
+		return lmdb_fail(err, rc, "read the owner of the store");
 	if (!st_owner_decode((st_slice) {value.mv_data, value.mv_size}, owner))
-		return fail_corrupt(err, "its owner record cannot be read");
+		return lmdb_fail_corrupt(err, "its owner record cannot be read");
 	return ST_OK;
 }
 
@@ -219,7 +165,7 @@ begin_write(lmdb_store *store, MDB_txn **txn, st_error *err)
 		return ST_OK;
 	if (options->write_unlock != NULL)
 		options->write_unlock(options->callback_arg);
-	return fail_rc(err, rc, "begin writing to the store");
+	return lmdb_fail(err, rc, "begin writing to the store");
 }
 
 /*
@@ -239,7 +185,7 @@ end_write(lmdb_store *store, MDB_txn *txn, st_status status, st_error *err)
 
 		if (rc != 0)
 		{
-			status = fail_rc(err, rc, "commit to the store");
+			status = lmdb_fail(err, rc, "commit to the store");
 			err->ambiguous = status != ST_FULL && status != ST_NOMEM;
 		}
 	}
@@ -256,384 +202,10 @@ begin_owned_write(lmdb_store *store, MDB_txn **txn, st_error *err)
 
 	if (status != ST_OK)
 		return status;
-	status = read_owner(*txn, store->e->meta, &present, err);
+	status = read_owner(*txn, store->e->dbs.meta, &present, err);
 	if (status == ST_OK)
 		status = st_check_owner(&present, &store->assumed, err);
 	return status == ST_OK ? ST_OK : end_write(store, *txn, status, err);
-}
-
-/* ---------- long keys ---------- */
-
-/*
- * Where a key is: database and physical key, and the branches that lead there.  Level 0 is `data` without a base,
- * level n > 0 is `long` under a branch id.
- */
-typedef struct place
-{
-	MDB_dbi		dbi;
-	unsigned	level;
-	size_t		len;
-	uint8_t		key[MAX_PHYSICAL];
-} place;
-
-/* The physical key of `rest` under the level's base, or of the branch it continues in: then true. */
-static bool
-make_physical(const uint8_t *base, size_t base_len, st_slice rest, uint8_t key[MAX_PHYSICAL], size_t *len)
-{
-	size_t		room = MAX_DIRECT - base_len;
-	size_t		take = rest.len < room ? rest.len : room;
-
-	if (base_len > 0)
-		memcpy(key, base, base_len);
-	if (take > 0)
-		memcpy(key + base_len, rest.data, take);
-	*len = base_len + take;
-	if (rest.len <= room)
-		return false;
-	key[(*len)++] = 0;
-	return true;
-}
-
-/* Give `marker` a branch of its own; its id is returned in base. */
-static int
-new_branch(environment *e, MDB_txn *txn, MDB_dbi dbi, MDB_val *marker, uint8_t base[BASE_LEN])
-{
-	MDB_val		key = {sizeof(BRANCH_KEY) - 1, BRANCH_KEY};
-	MDB_val		value;
-	uint64_t	id = 0;
-	int			rc = mdb_get(txn, e->meta, &key, &value);
-
-	if (rc == 0 && !st_branch_decode((st_slice) {value.mv_data, value.mv_size}, &id))
-		return MDB_CORRUPTED;
-	if (rc != 0 && rc != MDB_NOTFOUND)
-		return rc;
-	st_put_u64(base, id + 1);
-	value = (MDB_val) {BASE_LEN, base};
-	rc = mdb_put(txn, e->meta, &key, &value, 0);
-	return rc != 0 ? rc : mdb_put(txn, dbi, marker, &value, 0);
-}
-
-/*
- * Find where a key belongs.  Without `create`, MDB_NOTFOUND when a branch on the way does not exist.  The markers
- * passed are left in path[0 .. at->level - 1] when path is not NULL (MAX_DEPTH places).
- */
-static int
-find_place(environment *e, MDB_txn *txn, st_slice rest, bool create, place *at, place *path)
-{
-	uint8_t		base[BASE_LEN];
-	size_t		base_len = 0;
-
-	at->dbi = e->data;
-	at->level = 0;
-	while (make_physical(base, base_len, rest, at->key, &at->len))
-	{
-		MDB_val		marker = {at->len, at->key};
-		MDB_val		value;
-		uint64_t	id;
-		int			rc = mdb_get(txn, at->dbi, &marker, &value);
-
-		if (path != NULL)
-			path[at->level] = *at;
-		rest.data = (const uint8_t *) rest.data + (MAX_DIRECT - base_len);
-		rest.len -= MAX_DIRECT - base_len;
-		if (rc == 0)
-		{
-			if (!st_branch_decode((st_slice) {value.mv_data, value.mv_size}, &id))
-				return MDB_CORRUPTED;
-			st_put_u64(base, id);
-		}
-		else if (rc == MDB_NOTFOUND && create)
-			rc = new_branch(e, txn, at->dbi, &marker, base);
-		if (rc != 0)
-			return rc;
-		base_len = BASE_LEN;
-		at->dbi = e->longs;
-		at->level++;
-	}
-	return 0;
-}
-
-static int
-put_record(environment *e, MDB_txn *txn, st_slice key, st_slice value)
-{
-	place		at;
-	MDB_val		physical;
-	MDB_val		data = {value.len, (void *) value.data};
-	int			rc = find_place(e, txn, key, true, &at, NULL);
-
-	if (rc != 0)
-		return rc;
-	physical = (MDB_val) {at.len, at.key};
-	return mdb_put(txn, at.dbi, &physical, &data, 0);
-}
-
-static int
-branch_is_empty(environment *e, MDB_txn *txn, const uint8_t *base, bool *empty)
-{
-	MDB_cursor *cursor;
-	MDB_val		key = {BASE_LEN, (void *) base};
-	MDB_val		value;
-	int			rc = mdb_cursor_open(txn, e->longs, &cursor);
-
-	if (rc != 0)
-		return rc;
-	rc = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
-	*empty = rc == MDB_NOTFOUND || (rc == 0 && (key.mv_size < BASE_LEN || memcmp(key.mv_data, base, BASE_LEN) != 0));
-	mdb_cursor_close(cursor);
-	return rc == MDB_NOTFOUND ? 0 : rc;
-}
-
-/* An absent key is no error.  The last key of a branch takes the branch with it. */
-static int
-delete_record(environment *e, MDB_txn *txn, st_slice key)
-{
-	place		at;
-	place		path[MAX_DEPTH];
-	MDB_val		physical;
-	int			rc = find_place(e, txn, key, false, &at, path);
-
-	if (rc != 0)
-		return rc == MDB_NOTFOUND ? 0 : rc;
-	physical = (MDB_val) {at.len, at.key};
-	rc = mdb_del(txn, at.dbi, &physical, NULL);
-	if (rc == MDB_NOTFOUND)
-		return 0;
-	while (rc == 0 && at.level > 0)
-	{
-		bool		empty = false;
-
-		rc = branch_is_empty(e, txn, at.key, &empty);
-		if (rc != 0 || !empty)
-			break;
-		at = path[at.level - 1];
-		physical = (MDB_val) {at.len, at.key};
-		rc = mdb_del(txn, at.dbi, &physical, NULL);
-	}
-	return rc;
-}
-
-/* ---------- ranges ---------- */
-
-typedef struct scan
-{
-	environment *e;
-	MDB_txn    *txn;
-	bool		reverse;
-	bool		keys_only;		/* records get empty values */
-	uint32_t	limit;
-	size_t		max_bytes;
-	st_result  *result;
-	st_error   *err;
-	uint32_t	nrecs;
-	size_t		bytes;
-	bool		full;			/* there was a record more than asked for */
-	uint8_t		key[MAX_KEY];	/* what the levels above the present one stand for */
-} scan;
-
-/* The part of [start, end) that lies in one branch, relative to it. */
-typedef struct bounds
-{
-	st_slice	start;
-	st_slice	end;
-	bool		bounded;		/* else end does not matter */
-} bounds;
-
-/*
- * One level of a scan.  Physical order within a level is key order: a marker follows the one key that is its prefix,
- * and stands for all the keys that continue it.
- */
-typedef struct level
-{
-	unsigned	number;
-	size_t		base_len;
-	size_t		prefix_len;		/* bytes of scan.key */
-	size_t		low_len;
-	size_t		high_len;
-	bool		high_inclusive;
-	bool		has_high;
-	uint8_t		low[MAX_PHYSICAL];	/* no smaller physical key belongs to the range */
-	uint8_t		high[MAX_PHYSICAL];
-} level;
-
-static bool
-starts_with(st_slice key, st_slice prefix)
-{
-	return key.len >= prefix.len && (prefix.len == 0 || memcmp(key.data, prefix.data, prefix.len) == 0);
-}
-
-static st_slice
-skip_bytes(st_slice key, size_t by)
-{
-	return (st_slice) {(const uint8_t *) key.data + by, key.len - by};
-}
-
-/* False when nothing of the range begins with `prefix` and goes on. */
-static bool
-narrow_bounds(const bounds *outer, st_slice prefix, bounds *inner)
-{
-	*inner = (bounds) {0};
-	if (starts_with(outer->start, prefix))
-		inner->start = skip_bytes(outer->start, prefix.len);
-	else if (st_compare(outer->start, prefix) > 0)
-		return false;
-	if (!outer->bounded)
-		return true;
-	if (starts_with(outer->end, prefix))
-	{
-		inner->end = skip_bytes(outer->end, prefix.len);
-		inner->bounded = true;
-		return inner->end.len > 0;
-	}
-	return st_compare(outer->end, prefix) > 0;
-}
-
-static void
-set_level(level *l, const uint8_t *base, const bounds *b)
-{
-	make_physical(base, l->base_len, b->start, l->low, &l->low_len);
-	l->has_high = true;
-	if (b->bounded)
-		l->high_inclusive = make_physical(base, l->base_len, b->end, l->high, &l->high_len);
-	else if (l->base_len > 0)
-	{
-		/* ids stay far below 2^64 - 1 */
-		st_put_u64(l->high, st_take_u64(base) + 1);
-		l->high_len = BASE_LEN;
-	}
-	else
-		l->has_high = false;
-}
-
-static bool
-below_low(const level *l, const MDB_val *key)
-{
-	return st_compare((st_slice) {key->mv_data, key->mv_size}, (st_slice) {l->low, l->low_len}) < 0;
-}
-
-static bool
-above_high(const level *l, const MDB_val *key)
-{
-	int			order;
-
-	if (!l->has_high)
-		return false;
-	order = st_compare((st_slice) {key->mv_data, key->mv_size}, (st_slice) {l->high, l->high_len});
-	return l->high_inclusive ? order > 0 : order >= 0;
-}
-
-static int
-seek_first(const scan *s, const level *l, MDB_cursor *cursor, MDB_val *key, MDB_val *value)
-{
-	int			rc;
-
-	if (!s->reverse)
-	{
-		*key = (MDB_val) {l->low_len, (void *) l->low};
-		return mdb_cursor_get(cursor, key, value, l->low_len > 0 ? MDB_SET_RANGE : MDB_FIRST);
-	}
-	if (!l->has_high)
-		return mdb_cursor_get(cursor, key, value, MDB_LAST);
-	*key = (MDB_val) {l->high_len, (void *) l->high};
-	rc = mdb_cursor_get(cursor, key, value, MDB_SET_RANGE);
-	if (rc == MDB_NOTFOUND)
-		return mdb_cursor_get(cursor, key, value, MDB_LAST);
-	if (rc == 0 && above_high(l, key))
-		return mdb_cursor_get(cursor, key, value, MDB_PREV);
-	return rc;
-}
-
-static st_status
-emit(scan *s, const level *l, const MDB_val *key, const MDB_val *value)
-{
-	const uint8_t *rest = (const uint8_t *) key->mv_data + l->base_len;
-	size_t		rest_len = key->mv_size - l->base_len;
-	st_slice	whole = {rest, rest_len};
-	st_slice	copied = {s->keys_only ? NULL : value->mv_data, s->keys_only ? 0 : value->mv_size};
-
-	if ((s->limit > 0 && s->nrecs == s->limit) || (s->max_bytes > 0 && s->bytes >= s->max_bytes))
-	{
-		s->full = true;
-		return ST_OK;
-	}
-	if (l->prefix_len > 0)
-	{
-		if (l->prefix_len + rest_len > MAX_KEY)
-			return fail_corrupt(s->err, "a key is too long");
-		memcpy(s->key + l->prefix_len, rest, rest_len);
-		whole = (st_slice) {s->key, l->prefix_len + rest_len};
-	}
-	if (!st_answer_add(s->result, whole, copied, true))
-		return st_fail(s->err, ST_NOMEM, "out of memory");
-	s->nrecs++;
-	s->bytes += copied.len;
-	return ST_OK;
-}
-
-static st_status scan_level(scan *s, const level *l, const bounds *b, MDB_cursor *cursor);
-
-/* Scan the branch behind a marker. */
-static st_status
-scan_branch(scan *s, const level *outer, const bounds *b, const MDB_val *marker, const MDB_val *value)
-{
-	const uint8_t *part = (const uint8_t *) marker->mv_data + outer->base_len;
-	size_t		part_len = MAX_DIRECT - outer->base_len;
-	level		l = {.number = outer->number + 1, .base_len = BASE_LEN, .prefix_len = outer->prefix_len + part_len};
-	uint8_t		base[BASE_LEN];
-	uint64_t	id;
-	bounds		inner;
-	MDB_cursor *cursor;
-	st_status	status;
-	int			rc;
-
-	if (!st_branch_decode((st_slice) {value->mv_data, value->mv_size}, &id) || id == UINT64_MAX)
-		return fail_corrupt(s->err, "the branch of a long key cannot be read");
-	if (l.number >= MAX_DEPTH || l.prefix_len > MAX_KEY)
-		return fail_corrupt(s->err, "a key is too long");
-	if (!narrow_bounds(b, (st_slice) {part, part_len}, &inner))
-		return ST_OK;
-	memcpy(s->key + outer->prefix_len, part, part_len);
-	st_put_u64(base, id);
-	set_level(&l, base, &inner);
-	rc = mdb_cursor_open(s->txn, s->e->longs, &cursor);
-	if (rc != 0)
-		return fail_rc(s->err, rc, "open a cursor");
-	status = scan_level(s, &l, &inner, cursor);
-	mdb_cursor_close(cursor);
-	return status;
-}
-
-static st_status
-scan_level(scan *s, const level *l, const bounds *b, MDB_cursor *cursor)
-{
-	MDB_val		key;
-	MDB_val		value;
-	st_status	status = ST_OK;
-	int			rc = seek_first(s, l, cursor, &key, &value);
-
-	while (rc == 0 && status == ST_OK && !s->full)
-	{
-		if (s->reverse ? below_low(l, &key) : above_high(l, &key))
-			return ST_OK;
-		if (key.mv_size < l->base_len)
-			return fail_corrupt(s->err, "the branch of a long key cannot be read");
-		status = key.mv_size == MAX_PHYSICAL ? scan_branch(s, l, b, &key, &value) : emit(s, l, &key, &value);
-		if (status == ST_OK && !s->full)
-			rc = mdb_cursor_get(cursor, &key, &value, s->reverse ? MDB_PREV : MDB_NEXT);
-	}
-	if (status == ST_OK && rc != 0 && rc != MDB_NOTFOUND)
-		return fail_rc(s->err, rc, "read a range of the store");
-	return status;
-}
-
-/* `cursor` is over `data` in s->txn. */
-static st_status
-scan_range(scan *s, st_slice start, st_slice end, MDB_cursor *cursor)
-{
-	bounds		b = {start, end, end.len > 0};
-	level		l = {0};
-
-	set_level(&l, NULL, &b);
-	return scan_level(s, &l, &b, cursor);
 }
 
 /* ---------- requests ---------- */
@@ -649,30 +221,12 @@ lmdb_get(void *state, st_space space, const st_slice *keys, uint32_t nkeys, st_r
 		return status;
 	for (uint32_t i = 0; i < nkeys && status == ST_OK; i++)
 	{
-		MDB_val		value = {0, NULL};
-		int			rc;
+		st_slice	value = {0};
+		int			rc = lmdb_find(&store->e->dbs, store->reader, keys[i], &value);
 
-		if (keys[i].len <= MAX_DIRECT)
-		{
-			MDB_val		key = {keys[i].len, (void *) keys[i].data};
-
-			rc = mdb_get(store->reader, store->e->data, &key, &value);
-		}
-		else
-		{
-			place		at;
-
-			rc = find_place(store->e, store->reader, keys[i], false, &at, NULL);
-			if (rc == 0)
-			{
-				MDB_val		key = {at.len, at.key};
-
-				rc = mdb_get(store->reader, at.dbi, &key, &value);
-			}
-		}
 		if (rc != 0 && rc != MDB_NOTFOUND)
-			status = fail_rc(err, rc, "read from the store");
-		else if (!st_answer_add(result, keys[i], (st_slice) {value.mv_data, value.mv_size}, rc == 0))
+			status = lmdb_fail(err, rc, "read from the store");
+		else if (!st_answer_add(result, keys[i], value, rc == 0))
 			status = st_fail(err, ST_NOMEM, "out of memory");
 	}
 	mdb_txn_reset(store->reader);
@@ -684,26 +238,14 @@ lmdb_get_range(void *state, st_slice start, st_slice end, uint32_t limit, size_t
 			   st_result *result, bool *complete, st_error *err)
 {
 	lmdb_store *store = state;
-	scan		s;
+	lmdb_range	range = {.start = start, .end = end, .limit = limit, .max_bytes = max_bytes, .reverse = reverse};
 	st_status	status = begin_read(store, err);
 
 	if (status != ST_OK)
 		return status;
-	s.e = store->e;
-	s.txn = store->reader;
-	s.reverse = reverse;
-	s.keys_only = false;
-	s.limit = limit;
-	s.max_bytes = max_bytes;
-	s.result = result;
-	s.err = err;
-	s.nrecs = 0;
-	s.bytes = 0;
-	s.full = false;
 	status = open_cursor(store, err);
 	if (status == ST_OK)
-		status = scan_range(&s, start, end, store->cursor);
-	*complete = !s.full;
+		status = lmdb_scan(&store->e->dbs, store->reader, store->cursor, &range, result, complete, err);
 	mdb_txn_reset(store->reader);
 	return status;
 }
@@ -720,10 +262,10 @@ lmdb_write(void *state, st_space space, const st_op *ops, uint32_t nops, bool *a
 	if (status != ST_OK)
 		return status;
 	for (uint32_t i = 0; i < nops && rc == 0; i++)
-		rc = ops[i].del ? delete_record(store->e, txn, ops[i].key)
-			: put_record(store->e, txn, ops[i].key, ops[i].value);
+		rc = ops[i].del ? lmdb_delete(&store->e->dbs, txn, ops[i].key)
+			: lmdb_put(&store->e->dbs, txn, ops[i].key, ops[i].value);
 	if (rc != 0)
-		status = fail_rc(err, rc, "write to the store");
+		status = lmdb_fail(err, rc, "write to the store");
 	status = end_write(store, txn, status, err);
 	if (status == ST_OK)
 		memset(acked, true, nops * sizeof(bool));
@@ -735,23 +277,24 @@ delete_piece(lmdb_store *store, MDB_txn *txn, st_slice start, st_slice end, uint
 			 st_error *err)
 {
 	st_result	keys = {0};
-	scan		s = {.e = store->e, .txn = txn, .keys_only = true, .limit = DELETE_PIECE, .result = &keys, .err = err};
+	lmdb_range	range = {.start = start, .end = end, .limit = DELETE_PIECE, .keys_only = true};
+	bool		complete = true;
 	MDB_cursor *cursor;
 	st_status	status;
-	int			rc = mdb_cursor_open(txn, store->e->data, &cursor);
+	int			rc = mdb_cursor_open(txn, store->e->dbs.data, &cursor);
 
 	if (rc != 0)
-		return fail_rc(err, rc, "open a cursor");
-	status = scan_range(&s, start, end, cursor);
+		return lmdb_fail(err, rc, "open a cursor");
+	status = lmdb_scan(&store->e->dbs, txn, cursor, &range, &keys, &complete, err);
 	mdb_cursor_close(cursor);
 	for (uint32_t i = 0; i < keys.nrecs && status == ST_OK; i++)
 	{
-		rc = delete_record(store->e, txn, keys.recs[i].key);
+		rc = lmdb_delete(&store->e->dbs, txn, keys.recs[i].key);
 		if (rc != 0)
-			status = fail_rc(err, rc, "delete from the store");
+			status = lmdb_fail(err, rc, "delete from the store");
 	}
 	*ndeleted = keys.nrecs;
-	*more = s.full;
+	*more = !complete;
 	st_result_free(&keys);
 	return status;
 }
@@ -778,7 +321,7 @@ lmdb_sync(void *state, st_error *err)
 	if (from_before_fork(store->e))
 		return fail_forked(err);
 	rc = mdb_env_sync(store->e->env, 1);
-	return rc == 0 ? ST_OK : fail_rc(err, rc, "sync the store to disk");
+	return rc == 0 ? ST_OK : lmdb_fail(err, rc, "sync the store to disk");
 }
 
 static st_status
@@ -792,17 +335,17 @@ lmdb_claim(void *state, const char *owner, uint64_t *epoch, st_error *err)
 
 	if (status != ST_OK)
 		return status;
-	status = read_owner(txn, store->e->meta, &present, err);
+	status = read_owner(txn, store->e->dbs.meta, &present, err);
 	if (status == ST_OK)
 		status = st_raise_epoch(&present, owner, err);
 	if (status == ST_OK)
 	{
 		MDB_val		key = {sizeof(OWNER_KEY) - 1, OWNER_KEY};
 		MDB_val		value = {st_owner_encode(bytes, &present), bytes};
-		int			rc = mdb_put(txn, store->e->meta, &key, &value, 0);
+		int			rc = mdb_put(txn, store->e->dbs.meta, &key, &value, 0);
 
 		if (rc != 0)
-			status = fail_rc(err, rc, "write the owner of the store");
+			status = lmdb_fail(err, rc, "write the owner of the store");
 	}
 	status = end_write(store, txn, status, err);
 	if (status == ST_OK)
@@ -838,7 +381,7 @@ open_databases(environment *e, MDB_txn *txn, bool create, st_error *err)
 	uint32_t	version;
 	MDB_stat	stat;
 	MDB_dbi		root;
-	int			rc = mdb_dbi_open(txn, "meta", 0, &e->meta);
+	int			rc = mdb_dbi_open(txn, "meta", 0, &e->dbs.meta);
 
 	if (rc == MDB_NOTFOUND)
 	{
@@ -846,24 +389,24 @@ open_databases(environment *e, MDB_txn *txn, bool create, st_error *err)
 		if (rc == 0)
 			rc = mdb_stat(txn, root, &stat);
 		if (rc != 0)
-			return fail_rc(err, rc, "open the store");
+			return lmdb_fail(err, rc, "open the store");
 		if (stat.ms_entries > 0)
 			return st_fail(err, ST_CORRUPT, "the LMDB environment holds something else than a Nemo store");
 		if (!create)
 			return st_fail(err, ST_UNAVAILABLE, "the LMDB environment is empty");
-		rc = mdb_dbi_open(txn, "meta", MDB_CREATE, &e->meta);
+		rc = mdb_dbi_open(txn, "meta", MDB_CREATE, &e->dbs.meta);
 		st_format_encode(format);
 		value = (MDB_val) {sizeof(format), format};
 		if (rc == 0)
-			rc = mdb_put(txn, e->meta, &key, &value, 0);
+			rc = mdb_put(txn, e->dbs.meta, &key, &value, 0);
 		if (rc == 0)
-			rc = mdb_dbi_open(txn, "data", MDB_CREATE, &e->data);
+			rc = mdb_dbi_open(txn, "data", MDB_CREATE, &e->dbs.data);
 		if (rc == 0)
-			rc = mdb_dbi_open(txn, "long", MDB_CREATE, &e->longs);
-		return rc == 0 ? ST_OK : fail_rc(err, rc, "create the store");
+			rc = mdb_dbi_open(txn, "long", MDB_CREATE, &e->dbs.longs);
+		return rc == 0 ? ST_OK : lmdb_fail(err, rc, "create the store");
 	}
 	if (rc == 0)
-		rc = mdb_get(txn, e->meta, &key, &value);
+		rc = mdb_get(txn, e->dbs.meta, &key, &value);
 	if (rc == MDB_NOTFOUND ||
 		(rc == 0 && !st_format_decode((st_slice) {value.mv_data, value.mv_size}, &version)))
 		return st_fail(err, ST_CORRUPT, "the LMDB environment holds something else than a Nemo store");
@@ -871,12 +414,12 @@ open_databases(environment *e, MDB_txn *txn, bool create, st_error *err)
 		return st_fail(err, ST_INVALID, "store has format %u, this version of Nemo reads and writes %u", version,
 					   ST_FORMAT_VERSION);
 	if (rc == 0)
-		rc = mdb_dbi_open(txn, "data", 0, &e->data);
+		rc = mdb_dbi_open(txn, "data", 0, &e->dbs.data);
 	if (rc == 0)
-		rc = mdb_dbi_open(txn, "long", 0, &e->longs);
+		rc = mdb_dbi_open(txn, "long", 0, &e->dbs.longs);
 	if (rc == MDB_NOTFOUND)
-		return fail_corrupt(err, "a database is missing");
-	return rc == 0 ? ST_OK : fail_rc(err, rc, "open the store");
+		return lmdb_fail_corrupt(err, "a database is missing");
+	return rc == 0 ? ST_OK : lmdb_fail(err, rc, "open the store");
 }
 
 /* Pages beyond the end of the file would be met as SIGBUS. */
@@ -890,7 +433,7 @@ check_length(environment *e, const char *file, st_error *err)
 	if (mdb_env_info(e->env, &info) != 0 || mdb_env_stat(e->env, &stats) != 0 || stat(file, &st) != 0)
 		return st_fail(err, ST_UNAVAILABLE, "could not examine \"%.150s\"", file);
 	if ((uint64_t) st.st_size / stats.ms_psize < (uint64_t) info.me_last_pgno + 1)
-		return fail_corrupt(err, "its file has been cut short");
+		return lmdb_fail_corrupt(err, "its file has been cut short");
 	return ST_OK;
 }
 
@@ -903,14 +446,14 @@ open_environment(environment *e, const char *path, const char *file, const st_op
 	int			rc = mdb_env_create(&e->env);
 
 	if (rc != 0)
-		return fail_rc(err, rc, "open the store");
+		return lmdb_fail(err, rc, "open the store");
 	mdb_env_set_maxdbs(e->env, 3);
 	mdb_env_set_maxreaders(e->env, options->max_readers > 0 ? options->max_readers : DEFAULT_MAX_READERS);
 	rc = mdb_env_set_mapsize(e->env, map_size);
 	if (rc == 0)
 		rc = mdb_env_open(e->env, path, MDB_NOTLS | MDB_NOMETASYNC, 0600);
 	if (rc != 0)
-		return fail_rc(err, rc, "open the store");
+		return lmdb_fail(err, rc, "open the store");
 	status = check_length(e, file, err);
 	if (status != ST_OK)
 		return status;
@@ -919,7 +462,7 @@ open_environment(environment *e, const char *path, const char *file, const st_op
 	if (rc == MDB_MAP_RESIZED && (rc = mdb_env_set_mapsize(e->env, 0)) == 0)
 		rc = mdb_txn_begin(e->env, NULL, options->create ? 0 : MDB_RDONLY, &txn);
 	if (rc != 0)
-		return fail_rc(err, rc, "open the store");
+		return lmdb_fail(err, rc, "open the store");
 	status = open_databases(e, txn, options->create, err);
 	if (status != ST_OK)
 	{
@@ -927,7 +470,7 @@ open_environment(environment *e, const char *path, const char *file, const st_op
 		return status;
 	}
 	rc = mdb_txn_commit(txn);
-	return rc == 0 ? ST_OK : fail_rc(err, rc, "open the store");
+	return rc == 0 ? ST_OK : lmdb_fail(err, rc, "open the store");
 }
 
 /* The data file, which must be there already unless it may be created; *st is left zero when it is not. */
@@ -936,14 +479,14 @@ examine_place(const char *path, const char *file, bool create, struct stat *st, 
 {
 	memset(st, 0, sizeof(*st));
 	if (create && mkdir(path, 0700) != 0 && errno != EEXIST)
-		return fail_rc(err, errno, "create the directory of the store");
+		return lmdb_fail(err, errno, "create the directory of the store");
 	if (stat(file, st) != 0)
 	{
 		if (errno == ENOENT && create)
 			return ST_OK;
 		if (errno == ENOENT || errno == ENOTDIR)
 			return st_fail(err, ST_UNAVAILABLE, "there is no store in \"%.150s\"", path);
-		return fail_rc(err, errno, "look for the store");
+		return lmdb_fail(err, errno, "look for the store");
 	}
 	if (!S_ISREG(st->st_mode))
 		return st_fail(err, ST_CORRUPT, "\"%.150s\" is not a file", file);
@@ -978,7 +521,7 @@ acquire_environment(const char *path, const st_options *options, environment **f
 		return st_fail(err, ST_NOMEM, "out of memory");
 	status = open_environment(e, path, file, options, err);
 	if (status == ST_OK && stat(file, &st) != 0)
-		status = fail_rc(err, errno, "look for the store");
+		status = lmdb_fail(err, errno, "look for the store");
 	if (status != ST_OK)
 	{
 		if (e->env != NULL)
@@ -1021,7 +564,7 @@ lmdb_open(const char *rest, const st_options *options, void **state, st_limits *
 	store->options = options;
 	*limits = (st_limits)
 	{
-		.max_key = MAX_KEY, .max_value = ST_MAX_VALUE, .max_batch_ops = 1024, .max_batch_bytes = (size_t) 16 << 20,
+		.max_key = LMDB_MAX_KEY, .max_value = ST_MAX_VALUE, .max_batch_ops = 1024, .max_batch_bytes = (size_t) 16 << 20,
 		.multi_get = true, .reverse = true
 	};
 	*state = store;
