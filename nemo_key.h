@@ -75,7 +75,7 @@ extern bool nemo_key_enum_renumbers(Oid enumtype, const char *neighbour, bool af
 
 /* SQL: nemo_key(value anyelement, descending bool, nulls_first bool) returns bytea */
 extern PGDLLEXPORT Datum nemo_key_sql(PG_FUNCTION_ARGS);
-/* SQL: nemo_key_value(key bytea, of anyelement, descending bool, nulls_first bool) returns anyelement */
+/* SQL, for tests: nemo_key_value(key bytea, of anyelement, descending bool, nulls_first bool) returns anyelement */
 extern PGDLLEXPORT Datum nemo_key_value_sql(PG_FUNCTION_ARGS);
 
 #endif							/* NEMO_KEY_H */

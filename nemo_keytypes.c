@@ -467,6 +467,18 @@ key_get_numeric(const KeyColumn *c pg_attribute_unused(), KeyReader *r, bool wan
 #define INET_NO_HOST	0x00
 #define INET_HOST		0x01
 
+/* an address without the bits behind its prefix */
+static void
+clear_host(uint8 *network, const uint8 *address, int size, int bits)
+{
+	for (int i = 0; i < size; i++)
+	{
+		int			keep = Min(Max(bits - i * BITS_PER_BYTE, 0), BITS_PER_BYTE);
+
+		network[i] = address[i] & (uint8) (0xFF00 >> keep);
+	}
+}
+
 /*
  * Core compares the bits that both prefixes have, then the prefix lengths, then the whole addresses.  With what is
  * behind the prefix cleared, comparing whole addresses and then prefix lengths does the same as the first two steps.
@@ -479,12 +491,7 @@ key_put_inet(const KeyColumn *c pg_attribute_unused(), Datum value, StringInfo o
 	int			bits = ip_bits(a);
 	uint8		network[16];
 
-	for (int i = 0; i < size; i++)
-	{
-		int			keep = Min(Max(bits - i * BITS_PER_BYTE, 0), BITS_PER_BYTE);
-
-		network[i] = ip_addr(a)[i] & (uint8) (0xFF00 >> keep);
-	}
+	clear_host(network, ip_addr(a), size, bits);
 	put_byte(out, KEY_TAG);
 	put_byte(out, ip_family(a));
 	appendBinaryStringInfo(out, (char *) network, size);
@@ -504,7 +511,9 @@ key_get_inet(const KeyColumn *c pg_attribute_unused(), KeyReader *r, bool want)
 {
 	inet_struct data;
 	int			size;
-	uint8		host;
+	uint8		network[16],
+				cleared[16],
+				host;
 	inet	   *a;
 
 	memset(&data, 0, sizeof(data));
@@ -513,13 +522,18 @@ key_get_inet(const KeyColumn *c pg_attribute_unused(), KeyReader *r, bool want)
 	if (data.family != PGSQL_AF_INET && data.family != PGSQL_AF_INET6)
 		key_malformed();
 	size = data.family == PGSQL_AF_INET ? 4 : 16;
-	key_read(r, data.ipaddr, size);
+	key_read(r, network, size);
 	data.bits = key_read_byte(r);
 	host = key_read_byte(r);
 	if (data.bits > size * BITS_PER_BYTE || (host != INET_NO_HOST && host != INET_HOST))
 		key_malformed();
 	if (host == INET_HOST)
 		key_read(r, data.ipaddr, size);
+	else
+		memcpy(data.ipaddr, network, size);
+	clear_host(cleared, data.ipaddr, size, data.bits);
+	if (memcmp(cleared, network, size) != 0 || (host == INET_HOST && memcmp(network, data.ipaddr, size) == 0))
+		key_malformed();
 	if (!want)
 		return (Datum) 0;
 	a = palloc0(sizeof(inet));

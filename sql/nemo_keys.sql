@@ -3,11 +3,14 @@
 -- values are equal; and a key that can be read back gives the very value.
 --
 SET client_min_messages = warning;
-CREATE EXTENSION IF NOT EXISTS nemo;
 CREATE SCHEMA nemo_keys;
 SET search_path = nemo_keys, public;
 SET timezone = 'Europe/Berlin';
 SET extra_float_digits = 1;
+
+-- nemo_key() is the extension's; the way back is only for this test
+CREATE FUNCTION nemo_key_value(key bytea, of anyelement, descending bool DEFAULT false, nulls_first bool DEFAULT false)
+RETURNS anyelement AS '$libdir/nemo', 'nemo_key_value_sql' LANGUAGE C STABLE;
 
 -- values of one type, from a query of one column "v"; nulls are added; returns how many there were and what was wrong
 CREATE FUNCTION check_keys(typ text, query text, coll text DEFAULT '')
@@ -68,7 +71,8 @@ CREATE FUNCTION random_bytes(maxlen int) RETURNS bytea LANGUAGE sql VOLATILE AS 
 $$;
 
 SELECT * FROM check_keys('bool', 'VALUES (true), (false), (true), (false)');
-SELECT * FROM check_keys('"char"', $$SELECT chr(i)::text FROM generate_series(1, 127) i UNION ALL VALUES (''), ('\200'), ('\377')$$);
+SELECT * FROM check_keys('"char"', $$
+	SELECT chr(i)::text FROM generate_series(1, 127) i UNION ALL VALUES (''), ('\200'), ('\377')$$);
 SELECT * FROM check_keys('int2', 'SELECT v FROM int8s WHERE v BETWEEN -32768 AND 32767');
 SELECT * FROM check_keys('int4', 'SELECT v FROM int8s WHERE v BETWEEN -2147483648 AND 2147483647');
 SELECT * FROM check_keys('int8', 'SELECT v FROM int8s WHERE v BETWEEN -9223372036854775808 AND 9223372036854775807');
@@ -135,17 +139,23 @@ SELECT * FROM check_keys('char(8)', $$SELECT random_string(ARRAY['a', ' ', E'\x0
 	FROM generate_series(1, 3000)$$, 'COLLATE "C"');
 SELECT * FROM check_keys('name', $$SELECT random_string(ARRAY['a', 'b', E'\x01', 'é', ' '], 5)
 	FROM generate_series(1, 3000) UNION ALL VALUES (repeat('x', 63)), (repeat('x', 62)), ('')$$);
-SELECT * FROM check_keys('oidvector', $$SELECT string_agg((random() * 4294967295)::int8 % (5 + i % 3 * 4000000)::int8 || '', ' ')
+SELECT * FROM check_keys('oidvector', $$
+	SELECT string_agg((random() * 4294967295)::int8 % (5 + i % 3 * 4000000)::int8 || '', ' ')
 	FROM generate_series(1, 2000) i GROUP BY i / 3 UNION ALL SELECT string_agg('1', ' ')
 	FROM generate_series(1, 300) i GROUP BY i / 40 UNION ALL VALUES (''), ('0'), ('4294967295')$$);
 SELECT * FROM check_keys('tid', $$SELECT format('(%s,%s)', b, o)
 	FROM unnest('{0,1,255,256,65535,65536,4294967295}'::int8[]) b, unnest('{0,1,2,255,256,65535}'::int[]) o$$);
 SELECT * FROM check_keys('inet', $$
-	SELECT set_masklen('0.0.0.0'::inet + trunc(random() * 4294967295)::bigint, trunc(random() * 33)::int) FROM generate_series(1, 2000)
-	UNION ALL SELECT set_masklen('10.0.0.0'::inet + trunc(random() * 4)::bigint, 24 + trunc(random() * 9)::int) FROM generate_series(1, 300)
-	UNION ALL SELECT set_masklen('10.0.0.0'::inet + (1 << trunc(random() * 31)::int), trunc(random() * 33)::int) FROM generate_series(1, 500)
-	UNION ALL SELECT set_masklen('2001:db8::'::inet + trunc(random() * 1000)::bigint, 110 + trunc(random() * 19)::int) FROM generate_series(1, 500)
-	UNION ALL SELECT set_masklen(('ffff::' || to_hex((random() * 65535)::int))::inet, trunc(random() * 129)::int) FROM generate_series(1, 500)
+	SELECT set_masklen('0.0.0.0'::inet + trunc(random() * 4294967295)::bigint, trunc(random() * 33)::int)
+		FROM generate_series(1, 2000)
+	UNION ALL SELECT set_masklen('10.0.0.0'::inet + trunc(random() * 4)::bigint, 24 + trunc(random() * 9)::int)
+		FROM generate_series(1, 300)
+	UNION ALL SELECT set_masklen('10.0.0.0'::inet + (1 << trunc(random() * 31)::int), trunc(random() * 33)::int)
+		FROM generate_series(1, 500)
+	UNION ALL SELECT set_masklen('2001:db8::'::inet + trunc(random() * 1000)::bigint, 110 + trunc(random() * 19)::int)
+		FROM generate_series(1, 500)
+	UNION ALL SELECT set_masklen(('ffff::' || to_hex((random() * 65535)::int))::inet, trunc(random() * 129)::int)
+		FROM generate_series(1, 500)
 	UNION ALL SELECT unnest('{0.0.0.0/0, 255.255.255.255, ::/0, ::, ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff}'::inet[])$$);
 SELECT * FROM check_keys('cidr', $$
 	SELECT network(set_masklen('0.0.0.0'::inet + trunc(random() * 4294967295)::bigint, trunc(random() * 33)::int))
