@@ -397,14 +397,27 @@ answer_bytes(const st_request *r, uint32_t nrecs_before)
 	return bytes;
 }
 
-/* An answer that was replaced by a failure: the caller sees nothing of it. */
+/* The caller sees no records of a request that failed. */
 static void
-forget_answer(st_request *r, uint32_t nrecs_before)
+forget_records(st_request *r, uint32_t nrecs_before)
 {
 	if (r->result != NULL)
 		r->result->nrecs = nrecs_before;
+}
+
+/* Hide what a write did; returns whether it did, or may have done, anything. */
+static bool
+forget_acks(st_request *r, st_status status)
+{
+	bool		did = status == ST_OK && (r->kind == ST_REQ_WRITE || r->kind == ST_REQ_DELETE_RANGE);
+
 	if (r->kind == ST_REQ_WRITE)
-		memset(r->acked, 0, r->nkeys * sizeof(bool));
+		for (uint32_t i = 0; i < r->nkeys; i++)
+		{
+			did = did || r->acked[i];
+			r->acked[i] = false;
+		}
+	return did;
 }
 
 /*
@@ -425,10 +438,10 @@ call_with_faults(st_store *store, st_request *r, uint32_t nrecs_before, st_error
 		status = call_driver(store, r, err);
 		if (inject->fault != NULL && (injected = inject->fault(inject->fault_arg, r->op, true, err)) != ST_OK)
 		{
-			bool		wrote = r->kind == ST_REQ_WRITE || r->kind == ST_REQ_DELETE_RANGE;
+			bool		did = forget_acks(r, status);
 
-			forget_answer(r, nrecs_before);
-			err->ambiguous = err->ambiguous || (wrote && status == ST_OK);
+			forget_records(r, nrecs_before);
+			err->ambiguous = err->ambiguous || did;
 			status = injected;
 		}
 	}
@@ -462,7 +475,7 @@ run_once(st_store *store, st_request *r, uint32_t nrecs_before, st_error *err)
 	/* A write has happened by now: being interrupted only ends the wait. */
 	if (slow && received > 0 && !sleep_transfer(store, 0, received))
 	{
-		forget_answer(r, nrecs_before);
+		forget_records(r, nrecs_before);
 		status = st_fail(err, ST_CANCELED, "canceled while the store's answer was arriving");
 	}
 	if (stats == NULL)
@@ -514,7 +527,7 @@ st_run(st_store *store, st_request *r, st_error *err)
 
 		if (status == ST_OK)
 			return ST_OK;
-		forget_answer(r, nrecs_before);
+		forget_records(r, nrecs_before);
 		if (err->ambiguous)
 			store->ambiguous = true;
 		if ((status != ST_UNAVAILABLE && status != ST_TIMEOUT) || attempt >= store->options.retries)
@@ -964,5 +977,5 @@ st_claim(st_store *store, const char *owner, uint64_t *epoch, st_error *err)
 void
 st_assume(st_store *store, const char *owner, uint64_t epoch)
 {
-	store->driver->assume(store->state, owner, epoch);
+	store->driver->assume(store->state, owner == NULL ? "" : owner, epoch);
 }

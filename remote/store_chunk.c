@@ -157,7 +157,8 @@ st_chunked_get(st_store *store, const st_slice *keys, uint32_t nkeys, st_result 
 
 /*
  * max_bytes is about whole values, of which the driver sees only manifests: it gets the number as it is, and what
- * the long ones add is counted here.
+ * the long ones add is counted here.  When every record of an incomplete answer was deleted meanwhile, the range is
+ * asked for again: an answer must bring its caller on.
  */
 st_status
 st_chunked_get_range(st_store *store, st_slice start, st_slice end, uint32_t limit, size_t max_bytes, bool reverse,
@@ -165,19 +166,25 @@ st_chunked_get_range(st_store *store, st_slice start, st_slice end, uint32_t lim
 {
 	st_result	stored = {0};
 	size_t		bytes = 0;
-	uint32_t	taken = 0;
-	st_status	status = st_raw_get_range(store, ST_OP_GET_RANGE, start, end, limit, max_bytes, reverse, &stored, err);
+	uint32_t	taken;
+	st_status	status;
 
-	while (taken < stored.nrecs && status == ST_OK && (max_bytes == 0 || taken == 0 || bytes < max_bytes))
+	do
 	{
-		status = add_value(store, &stored.recs[taken++], result, err);
-		if (status != ST_OK)
-			break;
-		if (result->recs[result->nrecs - 1].found)
-			bytes += result->recs[result->nrecs - 1].value.len;
-		else
-			result->nrecs--;
-	}
+		st_answer_begin(&stored);
+		taken = 0;
+		status = st_raw_get_range(store, ST_OP_GET_RANGE, start, end, limit, max_bytes, reverse, &stored, err);
+		while (taken < stored.nrecs && status == ST_OK && (max_bytes == 0 || taken == 0 || bytes < max_bytes))
+		{
+			status = add_value(store, &stored.recs[taken++], result, err);
+			if (status != ST_OK)
+				break;
+			if (result->recs[result->nrecs - 1].found)
+				bytes += result->recs[result->nrecs - 1].value.len;
+			else
+				result->nrecs--;
+		}
+	} while (status == ST_OK && result->nrecs == 0 && !stored.complete);
 	result->complete = status == ST_OK && stored.complete && taken == stored.nrecs;
 	st_result_free(&stored);
 	return status;

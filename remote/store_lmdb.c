@@ -15,6 +15,8 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -26,6 +28,7 @@
 #define DEFAULT_MAP_SIZE ((uint64_t) 1 << 40)
 #define DEFAULT_MAX_READERS 1024
 #define DELETE_PIECE 500		/* records deleted in one transaction of a range delete */
+#define FREE_DATABASE 0			/* LMDB's own handle of the list of free pages */
 #define READER_CHECK_WRITES 1024	/* look for dead readers every so many writes */
 
 /* in `meta`, besides LMDB_BRANCH_KEY */
@@ -422,26 +425,127 @@ open_databases(environment *e, MDB_txn *txn, bool create, st_error *err)
 	return rc == 0 ? ST_OK : lmdb_fail(err, rc, "open the store");
 }
 
-/* Pages beyond the end of the file would be met as SIGBUS. */
+/* ---------- files that were cut short ---------- */
+
+static _Thread_local sigjmp_buf beyond_end;
+
+static void
+on_sigbus(int signal_number)
+{
+	(void) signal_number;
+	siglongjmp(beyond_end, 1);
+}
+
+/* How many pages in first .. last the free list names, by a cursor over it. */
+static int
+count_free_pages(MDB_cursor *cursor, size_t first, size_t last, size_t *found)
+{
+	MDB_val		key;
+	MDB_val		value;
+	int			rc;
+
+	while ((rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT)) == 0)
+	{
+		size_t		npages;
+
+		if (value.mv_size < sizeof(npages))
+			return MDB_CORRUPTED;
+		memcpy(&npages, value.mv_data, sizeof(npages));
+		for (size_t i = 1; i <= npages && i < value.mv_size / sizeof(npages); i++)
+		{
+			size_t		page;
+
+			memcpy(&page, (const char *) value.mv_data + i * sizeof(page), sizeof(page));
+			*found += page >= first && page <= last;
+		}
+	}
+	return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
+/* The same, and 0 pages where the free list itself lies beyond the end of the file. */
+static int
+count_free_pages_carefully(MDB_txn *txn, size_t first, size_t last, size_t *found)
+{
+	struct sigaction catch = {.sa_handler = on_sigbus};
+	struct sigaction before;
+	MDB_cursor *cursor;
+	volatile int rc = mdb_cursor_open(txn, FREE_DATABASE, &cursor);
+
+	*found = 0;
+	if (rc != 0)
+		return rc;
+	sigaction(SIGBUS, &catch, &before);
+	if (sigsetjmp(beyond_end, 1) == 0)
+		rc = count_free_pages(cursor, first, last, found);
+	else
+		*found = 0;
+	sigaction(SIGBUS, &before, NULL);
+	mdb_cursor_close(cursor);
+	return rc;
+}
+
+/*
+ * Pages beyond the end of the file would be met as SIGBUS much later.  LMDB leaves pages unwritten that a transaction
+ * took and gave back, so a file may end early, but then the free list names all that is missing.  The order matters
+ * while others write: a page that was missing when `last` was read is free in txn or has been written since.
+ */
 static st_status
 check_length(environment *e, const char *file, st_error *err)
 {
 	MDB_envinfo info;
 	MDB_stat	stats;
+	MDB_txn    *txn;
 	struct stat st;
+	size_t		present;
+	size_t		found;
+	int			rc = mdb_env_info(e->env, &info);
 
-	if (mdb_env_info(e->env, &info) != 0 || mdb_env_stat(e->env, &stats) != 0 || stat(file, &st) != 0)
-		return st_fail(err, ST_UNAVAILABLE, "could not examine \"%.150s\"", file);
-	if ((uint64_t) st.st_size / stats.ms_psize < (uint64_t) info.me_last_pgno + 1)
+	if (rc == 0)
+		rc = mdb_env_stat(e->env, &stats);
+	if (rc == 0)
+		rc = mdb_txn_begin(e->env, NULL, MDB_RDONLY, &txn);
+	if (rc != 0)
+		return lmdb_fail(err, rc, "examine the store");
+	if (stat(file, &st) != 0)
+		rc = errno;
+	present = rc == 0 ? (size_t) st.st_size / stats.ms_psize : 0;
+	found = 0;
+	if (rc == 0 && present <= info.me_last_pgno)
+		rc = count_free_pages_carefully(txn, present, info.me_last_pgno, &found);
+	mdb_txn_abort(txn);
+	if (rc != 0)
+		return lmdb_fail(err, rc, "examine the store");
+	if (present + found <= info.me_last_pgno)
 		return lmdb_fail_corrupt(err, "its file has been cut short");
 	return ST_OK;
+}
+
+/* ---------- environments ---------- */
+
+static st_status
+begin_and_open_databases(environment *e, bool create, st_error *err)
+{
+	unsigned	flags = create ? 0 : MDB_RDONLY;
+	MDB_txn    *txn;
+	st_status	status;
+	int			rc = mdb_txn_begin(e->env, NULL, flags, &txn);
+
+	if (rc != 0)
+		return lmdb_fail(err, rc, "open the store");
+	status = open_databases(e, txn, create, err);
+	if (status != ST_OK)
+	{
+		mdb_txn_abort(txn);
+		return status;
+	}
+	rc = mdb_txn_commit(txn);
+	return rc == 0 ? ST_OK : lmdb_fail(err, rc, "open the store");
 }
 
 static st_status
 open_environment(environment *e, const char *path, const char *file, const st_options *options, st_error *err)
 {
 	uint64_t	map_size = options->map_size > 0 ? options->map_size : DEFAULT_MAP_SIZE;
-	MDB_txn    *txn;
 	st_status	status;
 	int			rc = mdb_env_create(&e->env);
 
@@ -452,25 +556,18 @@ open_environment(environment *e, const char *path, const char *file, const st_op
 	rc = mdb_env_set_mapsize(e->env, map_size);
 	if (rc == 0)
 		rc = mdb_env_open(e->env, path, MDB_NOTLS | MDB_NOMETASYNC, 0600);
+	if (rc == 0)
+		rc = mdb_reader_check(e->env, NULL);
 	if (rc != 0)
 		return lmdb_fail(err, rc, "open the store");
 	status = check_length(e, file, err);
 	if (status != ST_OK)
 		return status;
-	mdb_reader_check(e->env, NULL);
-	rc = mdb_txn_begin(e->env, NULL, options->create ? 0 : MDB_RDONLY, &txn);
-	if (rc == MDB_MAP_RESIZED && (rc = mdb_env_set_mapsize(e->env, 0)) == 0)
-		rc = mdb_txn_begin(e->env, NULL, options->create ? 0 : MDB_RDONLY, &txn);
-	if (rc != 0)
-		return lmdb_fail(err, rc, "open the store");
-	status = open_databases(e, txn, options->create, err);
-	if (status != ST_OK)
-	{
-		mdb_txn_abort(txn);
-		return status;
-	}
-	rc = mdb_txn_commit(txn);
-	return rc == 0 ? ST_OK : lmdb_fail(err, rc, "open the store");
+	/* only a new store needs the write lock */
+	status = begin_and_open_databases(e, false, err);
+	if (status == ST_UNAVAILABLE && options->create)
+		status = begin_and_open_databases(e, true, err);
+	return status;
 }
 
 /* The data file, which must be there already unless it may be created; *st is left zero when it is not. */

@@ -4,140 +4,11 @@
  *
  * Each test opens a new store.  `s` is the store under test, `err` the last error; helpers take C strings.
  */
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
-#include "../driver.h"
-#include "harness.h"
-
-static struct
-{
-	const char *prefix;			/* of test names */
-	const char *mem_options;	/* NULL = LMDB */
-	char		directory[64];
-	unsigned	number;
-	char		url[256];
-}			place;
-
-static st_store *s;
-static st_error err;
-static st_stats stats;
-static st_options options;
+#include "suite.h"
 
 /* ---------- helpers ---------- */
-
-static st_slice
-slice(const char *text)
-{
-	return (st_slice) {text, strlen(text)};
-}
-
-static void
-new_place(void)
-{
-	place.number++;
-	if (place.mem_options != NULL)
-		snprintf(place.url, sizeof(place.url), "mem:test%u%s", place.number, place.mem_options);
-	else
-		snprintf(place.url, sizeof(place.url), "lmdb:%s/%u", place.directory, place.number);
-	memset(&stats, 0, sizeof(stats));
-	options = (st_options) {.create = true, .stats = &stats, .map_size = (uint64_t) 1 << 28};
-}
-
-static void
-open_store(void)
-{
-	new_place();
-	CHECK_OK(st_open(place.url, &options, &s, &err));
-}
-
-static void
-close_store(void)
-{
-	char		name[64];
-
-	st_close(s);
-	s = NULL;
-	snprintf(name, sizeof(name), "test%u", place.number);
-	st_mem_forget(name);
-}
-
-static void
-reopen(void)
-{
-	st_store   *old = s;
-
-	options.create = false;
-	CHECK_OK(st_open(place.url, &options, &s, &err));
-	st_close(old);
-}
-
-static st_status
-write_one(st_slice key, st_slice value, bool del)
-{
-	st_op		op = {key, value, del};
-	bool		acked;
-	st_status	status = st_write(s, &op, 1, &acked, &err);
-
-	CHECK(acked == (status == ST_OK));
-	return status;
-}
-
-static void
-put(const char *key, const char *value)
-{
-	CHECK_OK(write_one(slice(key), slice(value), false));
-}
-
-static void
-del(const char *key)
-{
-	CHECK_OK(write_one(slice(key), (st_slice) {0}, true));
-}
-
-static bool
-equal(st_slice a, st_slice b)
-{
-	return st_compare(a, b) == 0;
-}
-
-static bool
-has(const char *key, const char *value)
-{
-	st_result	result = {0};
-	st_slice	k = slice(key);
-	bool		yes;
-
-	CHECK_OK(st_get(s, &k, 1, &result, &err));
-	CHECK(result.nrecs == 1 && equal(result.recs[0].key, k));
-	yes = value == NULL ? !result.recs[0].found && result.recs[0].value.len == 0
-		: result.recs[0].found && equal(result.recs[0].value, slice(value));
-	st_result_free(&result);
-	return yes;
-}
-
-/* The keys of a range, joined by blanks, with "..." where it is not complete. */
-static bool
-range_is(const char *start, const char *end, uint32_t limit, bool reverse, const char *expected)
-{
-	st_result	result = {0};
-	char		text[1024] = "";
-
-	CHECK_OK(st_get_range(s, slice(start), slice(end), limit, 0, reverse, &result, &err));
-	for (uint32_t i = 0; i < result.nrecs; i++)
-	{
-		CHECK(result.recs[i].found);
-		snprintf(text + strlen(text), sizeof(text) - strlen(text), "%s%.*s", i > 0 ? " " : "",
-				 (int) result.recs[i].key.len, (const char *) result.recs[i].key.data);
-	}
-	strcat(text, result.complete ? "" : "...");
-	st_result_free(&result);
-	if (strcmp(text, expected) != 0)
-		printf("# got \"%s\", not \"%s\"\n", text, expected);
-	return strcmp(text, expected) == 0;
-}
 
 static uint64_t
 requests(st_opcode op)
@@ -897,6 +768,7 @@ test_ownership(void)
 static void
 test_urls(void)
 {
+	new_place();
 	CHECK_FAILS(st_open("nowhere", &options, &s, &err), ST_INVALID);
 	CHECK_FAILS(st_open("", &options, &s, &err), ST_INVALID);
 	CHECK_FAILS(st_open("mem:", &options, &s, &err), ST_INVALID);
@@ -908,149 +780,7 @@ test_urls(void)
 	CHECK(st_open("mem:x", NULL, &s, NULL) == ST_UNAVAILABLE);
 }
 
-/* ---------- LMDB only ---------- */
-
-static void
-make_file(const char *format, const void *bytes, size_t len)
-{
-	char		path[256];
-	FILE	   *file;
-
-	snprintf(path, sizeof(path), "%s/%u", place.directory, place.number);
-	mkdir(path, 0700);
-	snprintf(path, sizeof(path), format, place.directory, place.number);
-	file = fopen(path, "w");
-	CHECK(file != NULL && fwrite(bytes, 1, len, file) == len && fclose(file) == 0);
-}
-
-static void
-test_lmdb_strange_files(void)
-{
-	static char zeros[16384];
-	static char words[8192];
-
-	memset(words, 'w', sizeof(words));
-	for (int create = 0; create < 2; create++)
-	{
-		new_place();
-		options.create = create == 1;
-		make_file("%s/%u/data.mdb", words, sizeof(words));
-		CHECK_FAILS(st_open(place.url, &options, &s, &err), ST_CORRUPT);
-		make_file("%s/%u/data.mdb", words, 10);
-		CHECK_FAILS(st_open(place.url, &options, &s, &err), ST_CORRUPT);
-		make_file("%s/%u/data.mdb", zeros, sizeof(zeros));
-		CHECK_FAILS(st_open(place.url, &options, &s, &err), ST_CORRUPT);
-	}
-	new_place();
-	options.create = false;
-	make_file("%s/%u/other", words, 1);
-	CHECK_FAILS(st_open(place.url, &options, &s, &err), ST_UNAVAILABLE);
-	make_file("%s/%u/data.mdb", words, 0);
-	CHECK_FAILS(st_open(place.url, &options, &s, &err), ST_UNAVAILABLE);
-}
-
-static void
-test_lmdb_cut_short(void)
-{
-	char		path[256];
-	static char value[100000];
-
-	open_store();
-	CHECK_OK(write_one(slice("a"), (st_slice) {value, sizeof(value)}, false));
-	CHECK_OK(st_sync(s, &err));
-	close_store();
-	snprintf(path, sizeof(path), "%s/%u/data.mdb", place.directory, place.number);
-	CHECK(truncate(path, 16384) == 0);
-	CHECK_FAILS(st_open(place.url, &options, &s, &err), ST_CORRUPT);
-}
-
-static void
-test_lmdb_fork(void)
-{
-	pid_t		child;
-	int			wait_status;
-
-	open_store();
-	put("a", "1");
-	fflush(stdout);
-	child = fork();
-	CHECK(child >= 0);
-	if (child == 0)
-	{
-		st_result	result = {0};
-		st_slice	key = slice("a");
-		st_op		op = {key, {"2", 1}, false};
-		bool		acked;
-		bool		good = st_get(s, &key, 1, &result, &err) == ST_INVALID;
-
-		st_close(s);
-		good = good && st_open(place.url, &options, &s, &err) == ST_OK && st_write(s, &op, 1, &acked, &err) == ST_OK;
-		st_close(s);
-		_exit(good ? 0 : 1);
-	}
-	CHECK(waitpid(child, &wait_status, 0) == child && wait_status == 0);
-	CHECK(has("a", "2"));
-	close_store();
-}
-
-static void
-test_lmdb_full(void)
-{
-	static char value[1 << 20];
-	st_status	status = ST_OK;
-
-	new_place();
-	options.map_size = 4 << 20;
-	CHECK_OK(st_open(place.url, &options, &s, &err));
-	put("a", "1");
-	for (char key = 'b'; key < 'z' && status == ST_OK; key++)
-		status = write_one((st_slice) {&key, 1}, (st_slice) {value, sizeof(value)}, false);
-	CHECK(status == ST_FULL && err.code == ST_FULL && !err.ambiguous);
-	CHECK_OK(st_delete_range(s, slice("b"), slice(""), &err));
-	CHECK(range_is("", "", 0, false, "a"));
-	close_store();
-}
-
-static int	locked;
-static int	lockings;
-
-static void
-lock(void *arg)
-{
-	(void) arg;
-	locked++;
-	lockings++;
-}
-
-static void
-unlock(void *arg)
-{
-	(void) arg;
-	locked--;
-}
-
-static void
-test_lmdb_write_lock(void)
-{
-	uint64_t	epoch;
-
-	new_place();
-	options.write_lock = lock;
-	options.write_unlock = unlock;
-	locked = lockings = 0;
-	CHECK_OK(st_open(place.url, &options, &s, &err));
-	put("a", "1");
-	CHECK(locked == 0 && lockings == 1);
-	CHECK_OK(st_claim(s, "me", &epoch, &err));
-	st_assume(s, "you", 1);
-	CHECK_FAILS(write_one(slice("a"), slice("2"), false), ST_REFUSED);
-	CHECK(locked == 0 && lockings == 3);
-	close_store();
-}
-
 /* ---------- main ---------- */
-
-#define RUN(name) harness_run(place.prefix, #name, test_##name)
 
 static void
 run_suite(const char *prefix, const char *mem_options)
@@ -1082,28 +812,13 @@ run_suite(const char *prefix, const char *mem_options)
 int
 main(void)
 {
-	char		command[128];
-
-	snprintf(place.directory, sizeof(place.directory), "/tmp/nemo_store_XXXXXX");
-	if (mkdtemp(place.directory) == NULL)
-	{
-		perror("mkdtemp");
-		return EXIT_FAILURE;
-	}
+	begin_places();
 	run_suite("mem: ", "");
 	run_suite("narrow mem: ", "?max_value=1000&max_key=2100&max_batch_ops=7&max_batch_bytes=5000&page=3");
 	run_suite("poor mem: ", "?max_value=64&max_batch_ops=1&multi_get=0&reverse=0&page=1");
 	run_suite("lmdb: ", NULL);
-	RUN(lmdb_strange_files);
-	RUN(lmdb_cut_short);
-	RUN(lmdb_fork);
-	RUN(lmdb_full);
-	RUN(lmdb_write_lock);
 	place.prefix = "";
 	RUN(percentiles);
 	RUN(urls);
-	snprintf(command, sizeof(command), "rm -rf %s", place.directory);
-	if (system(command) != 0)
-		perror("rm");
-	return harness_end();
+	return end_places();
 }
