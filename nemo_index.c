@@ -2,9 +2,9 @@
  * nemo_index.c
  *	  The index access method: its handler, the form of entries, inserting and deleting one, and unique checks.
  *
- * Entries are versioned records like rows (INVARIANTS F2): they are deleted by the UPDATE or DELETE that outdates them,
- * so a snapshot that sees an entry sees the row version it was made from.  A unique check is decided on the chain of the
- * one key there can be (F10): a running writer of it is waited for and the key looked at again.
+ * Entries are versioned records like rows (INVARIANTS F2): they are deleted by the UPDATE or DELETE that outdates
+ * them, so a snapshot that sees an entry sees the row version it was made from.  A unique check is decided on the
+ * chain of the one key there can be (F10): a running writer of it is waited for and the key looked at again.
  */
 #include "nemo.h"
 
@@ -60,7 +60,7 @@ slice_of(const StringInfoData *s)
 	return (rb_slice) {(const uint8_t *) s->data, (uint32_t) s->len};
 }
 
-/* ---- entries ------------------------------------------------------------------------------------------------------- */
+/* ---- entries ----------------------------------------------------------------------------------------------------- */
 
 NemoIndexInfo *
 nemo_index_describe(NemoRelInfo *info, Relation index, MemoryContext cxt)
@@ -108,8 +108,7 @@ nemo_entry_key(const NemoIndexInfo *ix, const Datum *values, const bool *isnull,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("key of %d bytes exceeds the maximum of %d bytes for index \"%s\"",
 						key->len, NEMO_MAX_KEY, get_rel_name(ix->oid)),
-				 errhint("Values larger than about %d bytes cannot be indexed. Consider an index on a hash of the value.",
-						 NEMO_MAX_KEY / 2)));
+				 errhint("Long values cannot be indexed. Consider an index on a hash of the value.")));
 }
 
 /* is column i of the index kept in the value? */
@@ -218,7 +217,7 @@ nemo_check_index_layout(Relation index, const NemoRelInfo *info, NemoTreeInfo *t
 				 errhint("REINDEX the index.")));
 }
 
-/* ---- unique checks of deferrable constraints ----------------------------------------------------------------------- */
+/* ---- unique checks of deferrable constraints --------------------------------------------------------------------- */
 
 typedef struct OthersArg
 {
@@ -256,8 +255,8 @@ others_visit(void *arg, uint32_t i, rb_slice key, const rb_version *head)
 }
 
 /*
- * Does a row other than rowid have a live entry with these key columns?  With wait, running writers of such entries are
- * waited for; else they count as rows.
+ * Does a row other than rowid have a live entry with these key columns?  With wait, running writers of such entries
+ * are waited for; else they count as rows.
  */
 static bool
 others_exist(Relation heap, rb_slice prefix, uint64 rowid, ItemPointer tid, bool wait)
@@ -288,7 +287,7 @@ others_exist(Relation heap, rb_slice prefix, uint64 rowid, ItemPointer tid, bool
 	}
 }
 
-/* ---- insert and delete --------------------------------------------------------------------------------------------- */
+/* ---- insert and delete ------------------------------------------------------------------------------------------- */
 
 static inline bool
 is_entry_of(const rb_version *v, uint64 rowid)
@@ -459,7 +458,7 @@ nemo_index_delete_entry(Relation rel, NemoRelInfo *info, NemoIndexInfo *ix, Datu
 	}
 }
 
-/* ---- vacuum -------------------------------------------------------------------------------------------------------- */
+/* ---- vacuum ------------------------------------------------------------------------------------------------------ */
 
 typedef struct TidsArg
 {
@@ -496,8 +495,8 @@ vacuum_result(IndexVacuumInfo *vacuum, IndexBulkDeleteResult *stats)
 }
 
 /*
- * Entries are deleted by the statements that outdate their rows; nothing is left to vacuum.  CREATE INDEX CONCURRENTLY
- * learns from this call which rows have an entry.
+ * Entries are deleted by the statements that outdate their rows; nothing is left to vacuum.  CREATE INDEX
+ * CONCURRENTLY learns from this call which rows have an entry.
  */
 static IndexBulkDeleteResult *
 bulk_delete(IndexVacuumInfo *vacuum, IndexBulkDeleteResult *stats, IndexBulkDeleteCallback callback, void *state)
@@ -543,7 +542,7 @@ vacuum_cleanup(IndexVacuumInfo *vacuum, IndexBulkDeleteResult *stats)
 	return vacuum->analyze_only ? stats : vacuum_result(vacuum, stats);
 }
 
-/* ---- for the planner ----------------------------------------------------------------------------------------------- */
+/* ---- for the planner --------------------------------------------------------------------------------------------- */
 
 #define ESTIMATED_ENTRY_BYTES 64	/* of an entry beside its row, where rows and index are one tree */
 
@@ -577,7 +576,7 @@ nemo_index_column_ordered(Oid indexoid, int col)
 	return ordered;
 }
 
-/* ---- handler ------------------------------------------------------------------------------------------------------- */
+/* ---- handler ----------------------------------------------------------------------------------------------------- */
 
 static bool
 can_return(Relation index, int attno)

@@ -5,11 +5,10 @@
  * Secondary index: one versioned record per (key, row).
  *	key   = <tree: 8 bytes> <encoded key columns> [row key suffix]
  *	value = <rowid: 8 bytes, big-endian> <n: 2 bytes> <row key suffix: n bytes> <extra columns>
- * The row key suffix is the row's key in the row tree without its 8 tree bytes.  It ends the entry's key unless the key
- * columns alone are unique: an immediate unique index, and no column null where nulls are distinct.  In the value it is
- * left out (n = 0) where the rowid tells it.  Extra columns are INCLUDE columns and key columns that cannot be decoded
- * from the key, each as datumSerialize() writes it.
- * No key is a proper prefix of another key of its tree.
+ * The row key suffix is the row's key in the row tree without its 8 tree bytes.  It ends the entry's key unless the
+ * key columns alone are unique: an immediate unique index, and no column null where nulls are distinct.  In the value
+ * it is left out (n = 0) where the rowid tells it.  Extra columns are INCLUDE columns and key columns that cannot be
+ * decoded from the key, each as datumSerialize() writes it.  No key is a proper prefix of another key of its tree.
  *
  * The clustered index has no entries: its tree holds the rows (nemo_row.c), and all of its columns are in them.
  */

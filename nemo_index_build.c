@@ -2,9 +2,9 @@
  * nemo_index_build.c
  *	  Building an index: claim the table for clustering while it is empty, or sort entries and load them in key order.
  *
- * A primary key that is built on a new, empty table becomes the table's row tree.  Any other index is filled with entries
- * under the builder's xid: snapshots that do not see the builder must not use it (F8), which indcheckxmin tells the
- * planner and check_snapshot() in nemo_index_scan.c enforces.
+ * A primary key that is built on a new, empty table becomes the table's row tree.  Any other index is filled with
+ * entries under the builder's xid: snapshots that do not see the builder must not use it (F8), which indcheckxmin
+ * tells the planner and check_snapshot() in nemo_index_scan.c enforces.
  */
 #include "nemo.h"
 
@@ -62,7 +62,7 @@ typedef struct BuildState
 	int64		bytes;
 } BuildState;
 
-/* ---- collecting ---------------------------------------------------------------------------------------------------- */
+/* ---- collecting -------------------------------------------------------------------------------------------------- */
 
 static void
 collect(Relation index, ItemPointer tid, Datum *values, bool *isnull, bool alive, void *arg)
@@ -110,7 +110,7 @@ collect(Relation index, ItemPointer tid, Datum *values, bool *isnull, bool alive
 	b->rows++;
 }
 
-/* ---- loading ------------------------------------------------------------------------------------------------------- */
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
 
 /* put one entry that the batch could not: something about its key had to be fetched first */
 static void
@@ -276,7 +276,7 @@ build_entries(BuildState *b, IndexInfo *ii)
 	pfree(b->row_key.data);
 }
 
-/* ---- placement ----------------------------------------------------------------------------------------------------- */
+/* ---- placement --------------------------------------------------------------------------------------------------- */
 
 static bool
 find_any(void *arg, uint32_t i, rb_slice key, const rb_version *head)
@@ -373,7 +373,7 @@ may_cluster(Relation index, IndexInfo *ii)
 		ii->ii_Expressions == NIL && ii->ii_Predicate == NIL;
 }
 
-/* ---- access method callbacks --------------------------------------------------------------------------------------- */
+/* ---- access method callbacks ------------------------------------------------------------------------------------- */
 
 IndexBuildResult *
 nemo_index_build(Relation heap, Relation index, IndexInfo *ii)
@@ -406,7 +406,8 @@ nemo_index_build(Relation heap, Relation index, IndexInfo *ii)
 		bool		owned = false;
 
 		for (int i = 0; i < b.info->nindexes; i++)
-			owned |= b.info->indexes[i].tree == table_tree.row_tree && b.info->indexes[i].oid != RelationGetRelid(index);
+			owned |= b.info->indexes[i].tree == table_tree.row_tree &&
+				b.info->indexes[i].oid != RelationGetRelid(index);
 		if (!owned && (table_tree.row_tree >> 32) == (tree >> 32))
 		{
 			double		rows,

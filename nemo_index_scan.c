@@ -2,9 +2,9 @@
  * nemo_index_scan.c
  *	  Scans of nemo_index: ranges (nemo_ranges.h) read in batches, rows handed to the table AM.
  *
- * A batch is what is visible in a piece of one range, or in a window of the points, in key order.  It knows which piece
- * it covers, so a scan may turn around anywhere, and a mark is the piece and a position: with the same MVCC snapshot
- * reading the piece again gives the same batch.
+ * A batch is what is visible in a piece of one range, or in a window of the points, in key order.  It knows which
+ * piece it covers, so a scan may turn around anywhere, and a mark is the piece and a position: with the same MVCC
+ * snapshot reading the piece again gives the same batch.
  */
 #include "nemo.h"
 
@@ -15,6 +15,7 @@
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "pgstat.h"
 #include "storage/predicate.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -69,7 +70,7 @@ typedef struct NemoIndexScan
 	/* position */
 	Piece		at;
 	uint64		serial;			/* of the batch */
-	ScanItem	   *items;
+	ScanItem   *items;
 	int			nitems,
 				max_items;
 	int			pos;
@@ -102,7 +103,7 @@ set_bytes(StringInfo to, rb_slice from)
 	appendBinaryStringInfo(to, (const char *) from.data, (int) from.len);
 }
 
-/* ---- batches ------------------------------------------------------------------------------------------------------- */
+/* ---- batches ----------------------------------------------------------------------------------------------------- */
 
 typedef struct VisitArg
 {
@@ -126,7 +127,7 @@ visit(void *arg, uint32_t i, rb_slice key, const rb_version *head)
 	IndexScanDesc scan = ((VisitArg *) arg)->scan;
 	NemoIndexScan *so = ((VisitArg *) arg)->so;
 	const rb_version *v;
-	ScanItem	   *item;
+	ScanItem   *item;
 
 	(void) i;
 	if (head == NULL || (so->q.nfilters > 0 && !nemo_ranges_pass(&so->q, key)))
@@ -320,8 +321,8 @@ load_points(IndexScanDesc scan, NemoIndexScan *so, uint64 from, uint64 to)
 }
 
 /*
- * Read up to max records of [start, end), which must not be at's own bounds, from the side the scan comes from; at then
- * says what was read.
+ * Read up to max records of [start, end), which must not be at's own bounds, from the side the scan comes from; at
+ * then says what was read.
  */
 static void
 load_range(IndexScanDesc scan, NemoIndexScan *so, bool backward, uint32 max)
@@ -350,7 +351,7 @@ load_range(IndexScanDesc scan, NemoIndexScan *so, bool backward, uint32 max)
 		so->at.at_start = done;
 		for (int i = 0, j = so->nitems - 1; i < j; i++, j--)
 		{
-			ScanItem		t = so->items[i];
+			ScanItem	t = so->items[i];
 
 			so->items[i] = so->items[j];
 			so->items[j] = t;
@@ -372,6 +373,8 @@ next_batch(IndexScanDesc scan, NemoIndexScan *so, bool backward)
 
 	if (so->q.empty)
 		return false;
+	if (!at->started)
+		pgstat_count_index_scan(scan->indexRelation);
 	if (so->q.points)
 	{
 		uint64		from = backward ? 0 : at->started ? at->to : 0;
@@ -421,7 +424,7 @@ next_batch(IndexScanDesc scan, NemoIndexScan *so, bool backward)
 	return true;
 }
 
-/* ---- handing over -------------------------------------------------------------------------------------------------- */
+/* ---- handing over ------------------------------------------------------------------------------------------------ */
 
 /* index tuples are limited to 8 kB; a wider row goes out as a heap tuple of the same columns */
 static void
@@ -527,7 +530,7 @@ hand_over(IndexScanDesc scan, NemoIndexScan *so)
 		set_bytes(&fetch->row_key, span_in(&so->bytes, item->key));
 }
 
-/* ---- access method callbacks --------------------------------------------------------------------------------------- */
+/* ---- access method callbacks ------------------------------------------------------------------------------------- */
 
 IndexScanDesc
 nemo_index_begin_scan(Relation index, int nkeys, int norderbys)
@@ -552,8 +555,8 @@ nemo_index_begin_scan(Relation index, int nkeys, int norderbys)
 }
 
 /*
- * A rebuilt index holds what its builder saw, under the builder's xid: a snapshot older than that would find it empty.
- * Core keeps such snapshots from a new index by indcheckxmin, but not from one that was rebuilt.
+ * A rebuilt index holds what its builder saw, under the builder's xid: a snapshot older than that would find it
+ * empty. Core keeps such snapshots from a new index by indcheckxmin, but not from one that was rebuilt.
  */
 static void
 check_snapshot(Relation index, Snapshot snapshot, const NemoTreeInfo *tree, NemoTree table)

@@ -2,10 +2,10 @@
  * nemo_place.c
  *	  Moving the rows of a table after its primary key came, went or changed.
  *
- * Where rows live is fixed when a table tree is new and empty (nemo_index_build), so rows move by way of a new tree: all
- * rows are set aside, the table gets a new file, its primary key is rebuilt while that is empty, the rows are inserted
- * again and the other indexes rebuilt.  As with TRUNCATE, older snapshots then see an empty table.  All of it is undone
- * with the transaction.
+ * Where rows live is fixed when a table tree is new and empty (nemo_index_build), so rows move by way of a new tree:
+ * all rows are set aside, the table gets a new file, its primary key is rebuilt while that is empty, the rows are
+ * inserted again and the other indexes rebuilt.  As with TRUNCATE, older snapshots then see an empty table.  All of
+ * it is undone with the transaction.
  */
 #include "nemo.h"
 

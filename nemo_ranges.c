@@ -2,8 +2,8 @@
  * nemo_ranges.c
  *	  From the scan keys of an index scan to byte ranges and filters (nemo_ranges.h).
  *
- * Everything is done on encoded bytes: a DESC column turns the comparison around, and nulls have bytes of their own at
- * the one or the other end of their column.
+ * Everything is done on encoded bytes: a DESC column turns the comparison around, and nulls have bytes of their own
+ * at the one or the other end of their column.
  */
 #include "nemo.h"
 
@@ -21,7 +21,7 @@
 #define VALUE_LOW			0x01
 #define VALUE_END			0xFF
 
-/* ---- conditions ---------------------------------------------------------------------------------------------------- */
+/* ---- conditions -------------------------------------------------------------------------------------------------- */
 
 static Cond *
 add_cond(NemoRanges *q, CondKind kind, int col)
@@ -187,9 +187,9 @@ add_array(IndexScanDesc scan, NemoRanges *q, ScanKey key)
 }
 
 /*
- * A row comparison compares as the concatenated bytes do, as far as its members are columns one after the other with one
- * direction.  Nulls among the members after the first are left to the recheck: a row that compares true by an earlier
- * member lies within the bound whatever follows.
+ * A row comparison compares as the concatenated bytes do, as far as its members are columns one after the other with
+ * one direction.  Nulls among the members after the first are left to the recheck: a row that compares true by an
+ * earlier member lies within the bound whatever follows.
  */
 static void
 add_row(IndexScanDesc scan, NemoRanges *q, ScanKey header)
@@ -277,7 +277,7 @@ cond_holds(const NemoRanges *q, const Cond *c, rb_slice value)
 	}
 }
 
-/* ---- ranges -------------------------------------------------------------------------------------------------------- */
+/* ---- ranges ------------------------------------------------------------------------------------------------------ */
 
 /* keep those values of an equality that the other conditions on its column allow */
 static void
@@ -483,8 +483,8 @@ append_bound(const NemoRanges *q, Span bound, StringInfo out)
 }
 
 /*
- * Bounds may be longer than any key can be.  Cut to RB_MAX_KEY bytes they still divide the keys in the same way, up to
- * one that is their prefix: the cut start lets it in, q does the successor of the cut end.
+ * Bounds may be longer than any key can be.  Cut to RB_MAX_KEY bytes they still divide the keys in the same way, up
+ * to one that is their prefix: the cut start lets it in, q does the successor of the cut end.
  */
 static void
 cut_bound(NemoRanges *q, StringInfo bound, bool is_end)
@@ -515,7 +515,7 @@ nemo_ranges_bounds(NemoRanges *q, uint64 r, StringInfo start, StringInfo end)
 	cut_bound(q, end, true);
 }
 
-/* ---- filters ---------------------------------------------------------------------------------------------------------- */
+/* ---- filters ----------------------------------------------------------------------------------------------------- */
 
 bool
 nemo_ranges_pass(const NemoRanges *q, rb_slice key)

@@ -2,11 +2,11 @@
  * nemo_ranges.h
  *	  What the scan keys of an index scan come down to: byte ranges in index order, filters, and a recheck.
  *
- * Scan keys become conditions on the bytes of one key column each.  Equalities on the leading columns, and the bounds on
- * the column after them, make ranges: one for each combination of array elements, in key order and disjoint, so that the
- * ranges in turn give the index order.  They are computed from their number when needed.  Where all columns of a unique
- * key are given, the ranges are points.  Conditions that make no bound are compared with the column's bytes (filters);
- * what has no bytes is left to the executor (recheck).
+ * Scan keys become conditions on the bytes of one key column each.  Equalities on the leading columns, and the bounds
+ * on the column after them, make ranges: one for each combination of array elements, in key order and disjoint, so
+ * that the ranges in turn give the index order.  They are computed from their number when needed.  Where all columns
+ * of a unique key are given, the ranges are points.  Conditions that make no bound are compared with the column's
+ * bytes (filters); what has no bytes is left to the executor (recheck).
  */
 #ifndef NEMO_RANGES_H
 #define NEMO_RANGES_H
