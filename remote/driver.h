@@ -66,6 +66,9 @@ typedef struct st_driver
 extern const st_driver st_lmdb_driver;
 extern const st_driver st_mem_driver;
 
+/* For tests: records in one space of the store in memory of that name; 0 when there is none. */
+extern uint64_t st_mem_count(const char *name, st_space space);
+
 /* Fill err (may not be NULL) and return code. */
 extern st_status st_fail(st_error *err, st_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

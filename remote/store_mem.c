@@ -325,6 +325,24 @@ st_mem_forget(const char *name)
 	pthread_mutex_unlock(&directory.mutex);
 }
 
+uint64_t
+st_mem_count(const char *name, st_space space)
+{
+	uint64_t	count = 0;
+
+	pthread_mutex_lock(&directory.mutex);
+	for (mem_map *map = directory.maps; map != NULL; map = map->next)
+		if (strcmp(map->name, name) == 0)
+		{
+			pthread_mutex_lock(&map->mutex);
+			for (node *n = map->space[space].head[0]; n != NULL; n = n->next[0])
+				count++;
+			pthread_mutex_unlock(&map->mutex);
+		}
+	pthread_mutex_unlock(&directory.mutex);
+	return count;
+}
+
 /* ---------- requests ---------- */
 
 static st_status

@@ -216,6 +216,55 @@ test_file_ends_early(void)
 	close_store();
 }
 
+/* Entries of one of the databases of a closed store. */
+static size_t
+entries_of(const char *database)
+{
+	MDB_env    *env;
+	MDB_txn    *txn;
+	MDB_dbi		dbi;
+	MDB_stat	stats;
+	char		path[256];
+
+	snprintf(path, sizeof(path), "%s/%u", place.directory, place.number);
+	CHECK(mdb_env_create(&env) == 0 && mdb_env_set_maxdbs(env, 3) == 0);
+	CHECK(mdb_env_open(env, path, MDB_RDONLY, 0600) == 0);
+	CHECK(mdb_txn_begin(env, NULL, MDB_RDONLY, &txn) == 0);
+	CHECK(mdb_dbi_open(txn, database, 0, &dbi) == 0 && mdb_stat(txn, dbi, &stats) == 0);
+	mdb_txn_abort(txn);
+	mdb_env_close(env);
+	return stats.ms_entries;
+}
+
+/* The last key of a branch takes the branch with it, and no key more. */
+static void
+test_branches_go_with_their_keys(void)
+{
+	static char key[2000];
+	static const size_t lengths[] = {510, 511, 1012, 1013, 1014, 2000};
+	enum {N = sizeof(lengths) / sizeof(lengths[0])};
+
+	memset(key, 'k', sizeof(key));
+	open_store();
+	for (int i = 0; i < N; i++)
+		CHECK_OK(write_one((st_slice) {key, lengths[i]}, slice("v"), false));
+	close_store();
+	CHECK(entries_of("data") == 2); /* the short one, a marker */
+	CHECK(entries_of("long") == 7); /* five, two markers */
+	CHECK_OK(st_open(place.url, &options, &s, &err));
+	CHECK_OK(write_one((st_slice) {key, 1999}, (st_slice) {0}, true));	/* absent */
+	CHECK_OK(write_one((st_slice) {key, 2000}, (st_slice) {0}, true));
+	close_store();
+	CHECK(entries_of("data") == 2);
+	CHECK(entries_of("long") == 5);
+	CHECK_OK(st_open(place.url, &options, &s, &err));
+	for (int i = 0; i < N; i++)
+		CHECK_OK(write_one((st_slice) {key, lengths[i]}, (st_slice) {0}, true));
+	close_store();
+	CHECK(entries_of("data") == 0);
+	CHECK(entries_of("long") == 0);
+}
+
 /* Another process with a larger map fills it beyond ours. */
 static void
 test_grown_map(void)
@@ -315,6 +364,7 @@ main(void)
 	RUN(strange_files);
 	RUN(cut_short);
 	RUN(file_ends_early);
+	RUN(branches_go_with_their_keys);
 	RUN(fork);
 	RUN(full);
 	RUN(write_lock);

@@ -571,6 +571,39 @@ test_retries(void)
 	close_store();
 }
 
+/* Only narrow stores have chunks. */
+static void
+test_chunks_go_with_their_values(void)
+{
+	fault		f = {.op = ST_OP_UPSERT, .skip = 3, .times = 1, .status = ST_REFUSED};
+	char		name[32];
+	static uint8_t value[3000];
+
+	place.mem_options = "?max_value=1000&max_batch_ops=1";
+	open_store();
+	snprintf(name, sizeof(name), "test%u", place.number);
+	CHECK_OK(write_one(slice("a"), (st_slice) {value, 3000}, false));
+	CHECK(st_mem_count(name, ST_SPACE_CHUNK) == 3 && st_mem_count(name, ST_SPACE_DATA) == 1);
+	CHECK_OK(write_one(slice("a"), (st_slice) {value, 2000}, false));
+	CHECK(st_mem_count(name, ST_SPACE_CHUNK) == 2);
+	/* the manifest fails, for good or perhaps not */
+	arm(&f);
+	CHECK_FAILS(write_one(slice("b"), (st_slice) {value, 3000}, false), ST_REFUSED);
+	CHECK(f.times == 0 && st_mem_count(name, ST_SPACE_CHUNK) == 2 && has("b", NULL));
+	f = (fault) {.op = ST_OP_UPSERT, .after = true, .skip = 3, .times = 1, .status = ST_TIMEOUT};
+	CHECK_FAILS(write_one(slice("b"), (st_slice) {value, 3000}, false), ST_TIMEOUT);
+	CHECK(err.ambiguous && has_bytes("b", value, 3000));
+	put("a", "short");
+	CHECK(st_mem_count(name, ST_SPACE_CHUNK) == 3);
+	del("b");
+	CHECK(st_mem_count(name, ST_SPACE_CHUNK) == 0 && st_mem_count(name, ST_SPACE_DATA) == 1);
+	/* chunks that could not be written */
+	f = (fault) {.op = ST_OP_UPSERT, .skip = 1, .times = 1, .status = ST_FULL};
+	CHECK_FAILS(write_one(slice("c"), (st_slice) {value, 3000}, false), ST_FULL);
+	CHECK(st_mem_count(name, ST_SPACE_CHUNK) == 0 && !err.ambiguous);
+	close_store();
+}
+
 static int	polls;
 
 static bool
@@ -819,6 +852,7 @@ main(void)
 	run_suite("lmdb: ", NULL);
 	place.prefix = "";
 	RUN(percentiles);
+	RUN(chunks_go_with_their_values);
 	RUN(urls);
 	return end_places();
 }
