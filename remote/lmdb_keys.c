@@ -82,8 +82,7 @@ make_physical(const uint8_t *base, size_t base_len, st_slice rest, uint8_t key[M
 	size_t		room = MAX_DIRECT - base_len;
 	size_t		take = rest.len < room ? rest.len : room;
 
-	if (base_len > 0)
-		memcpy(key, base, base_len);
+	memcpy(key, base, base_len);
 	if (take > 0)
 		memcpy(key + base_len, rest.data, take);
 	*len = base_len + take;
@@ -119,7 +118,7 @@ new_branch(const lmdb_databases *dbs, MDB_txn *txn, MDB_dbi dbi, MDB_val *marker
 static int
 find_place(const lmdb_databases *dbs, MDB_txn *txn, st_slice rest, bool create, place *at, place *path)
 {
-	uint8_t		base[BASE_LEN];
+	uint8_t		base[BASE_LEN] = {0};
 	size_t		base_len = 0;
 
 	at->dbi = dbs->data;
@@ -370,7 +369,8 @@ emit(scan *s, const level *l, const MDB_val *key, const MDB_val *value)
 	st_slice	whole = {rest, rest_len};
 	st_slice	copied = {s->range->keys_only ? NULL : value->mv_data, s->range->keys_only ? 0 : value->mv_size};
 
-	if ((s->range->limit > 0 && s->nrecs == s->range->limit) || (s->range->max_bytes > 0 && s->bytes >= s->range->max_bytes))
+	if ((s->range->limit > 0 && s->nrecs == s->range->limit) ||
+		(s->range->max_bytes > 0 && s->bytes >= s->range->max_bytes))
 	{
 		s->full = true;
 		return ST_OK;
@@ -449,6 +449,7 @@ st_status
 lmdb_scan(const lmdb_databases *dbs, MDB_txn *txn, MDB_cursor *cursor, const lmdb_range *range, st_result *result,
 		  bool *complete, st_error *err)
 {
+	static const uint8_t no_base[BASE_LEN];
 	bounds		b = {range->start, range->end, range->end.len > 0};
 	level		l;
 	scan		s;
@@ -466,7 +467,7 @@ lmdb_scan(const lmdb_databases *dbs, MDB_txn *txn, MDB_cursor *cursor, const lmd
 	l.number = 0;
 	l.base_len = 0;
 	l.prefix_len = 0;
-	set_level(&l, NULL, &b);
+	set_level(&l, no_base, &b);
 	status = scan_level(&s, &l, &b, cursor);
 	*complete = !s.full;
 	return status;
