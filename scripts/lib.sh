@@ -40,7 +40,7 @@ new_cluster() {
 	shift 2
 	mkdir -p "$dir"
 	as_root chown "$PG_OWNER" "$dir"
-	as_pg initdb -D "$dir/data" -U postgres -A trust --locale=C.UTF-8 -E UTF8 >/dev/null
+	as_pg initdb -D "$dir/data" -U postgres -A trust --locale=C -E UTF8 >/dev/null
 	{
 		echo "listen_addresses = ''"
 		echo "unix_socket_directories = '$dir'"

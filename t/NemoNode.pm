@@ -19,7 +19,7 @@ sub new
 	my $dir = File::Temp::tempdir("nemo-t.XXXXXX", DIR => $ENV{NEMO_TMP} // "/tmp", CLEANUP => 1);
 	my $self = bless { dir => $dir, data => "$dir/data", port => $next_port++ }, $class;
 
-	system("$bin/initdb -D $self->{data} -U postgres -A trust -N --locale=C.UTF-8 -E UTF8 >$dir/initdb.log 2>&1") == 0
+	system("$bin/initdb -D $self->{data} -U postgres -A trust -N --locale=C -E UTF8 >$dir/initdb.log 2>&1") == 0
 	  or die "initdb failed, see $dir/initdb.log";
 	$self->append_conf("listen_addresses = ''", "unix_socket_directories = '$dir'", "port = $self->{port}",
 		"log_line_prefix = '%m [%p] '", "restart_after_crash = off",
