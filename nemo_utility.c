@@ -26,11 +26,16 @@
 #include "nemo_compat.h"
 #include "nemo_ddl.h"
 #include "storage/lmgr.h"
+#include "nemo_key.h"
+#include "nodes/makefuncs.h"
+#include "parser/parse_type.h"
 #include "tcop/utility.h"
+#include "utils/builtins.h"
 #include "utils/acl.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 
 /* A utility statement under way, subcommands counted with it */
 typedef struct UtilityLevel
@@ -370,6 +375,54 @@ check_template(CreatedbStmt *stmt)
 				 errhint("Use template0 and restore a dump into the new database.")));
 }
 
+/* Is there a nemo_index with a key column of this type? */
+static bool
+type_is_indexed(Oid type)
+{
+	Relation	attributes = table_open(AttributeRelationId, AccessShareLock);
+	SysScanDesc scan = systable_beginscan(attributes, InvalidOid, false, NULL, 0, NULL);
+	HeapTuple	tuple;
+	bool		found = false;
+
+	while (!found && (tuple = systable_getnext(scan)) != NULL)
+	{
+		Form_pg_attribute att = (Form_pg_attribute) GETSTRUCT(tuple);
+
+		if (att->atttypid == type && get_rel_relkind(att->attrelid) == RELKIND_INDEX)
+		{
+			HeapTuple	class = SearchSysCache1(RELOID, ObjectIdGetDatum(att->attrelid));
+
+			if (HeapTupleIsValid(class))
+			{
+				found = ((Form_pg_class) GETSTRUCT(class))->relam == nemo_index_am_oid();
+				ReleaseSysCache(class);
+			}
+		}
+	}
+	systable_endscan(scan);
+	table_close(attributes, AccessShareLock);
+	return found;
+}
+
+/* Keys hold the labels' sort positions: they must not be renumbered under an index. */
+static void
+prepare_enum(AlterEnumStmt *stmt)
+{
+	Oid			type;
+
+	if (stmt->oldVal != NULL || stmt->newValNeighbor == NULL)
+		return;
+	type = LookupTypeNameOid(NULL, makeTypeNameFromNameList(stmt->typeName), true);
+	if (OidIsValid(type) && nemo_key_enum_renumbers(type, stmt->newValNeighbor, stmt->newValIsAfter) &&
+		type_is_indexed(type))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("no room for another label next to \"%s\" of type %s", stmt->newValNeighbor,
+						format_type_be(type)),
+				 errdetail("PostgreSQL would renumber the labels, whose positions are in the keys of nemo indexes."),
+				 errhint("Drop the nemo indexes on columns of this type, add the label, and create them again.")));
+}
+
 static void
 prepare_utility(Node *stmt, UtilityLevel *level)
 {
@@ -397,6 +450,9 @@ prepare_utility(Node *stmt, UtilityLevel *level)
 			break;
 		case T_ClusterStmt:
 			prepare_cluster((ClusterStmt *) stmt);
+			break;
+		case T_AlterEnumStmt:
+			prepare_enum((AlterEnumStmt *) stmt);
 			break;
 		default:
 			break;
