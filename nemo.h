@@ -164,7 +164,9 @@ typedef struct NemoIndexInfo
 	bool		clustered;		/* its tree is the table's row tree */
 	bool		unique;			/* key decides uniqueness at once (immediate): NEMO_TREE_UNIQUE_KEY */
 	NemoKeyDesc *desc;
-	struct IndexInfo *ii;		/* for FormIndexDatum; expression and predicate states live as long as this */
+	struct IndexInfo *ii;		/* for FormIndexDatum; see nemo_index_estate() for expression and predicate states */
+	bool		plain;			/* neither expressions nor predicate */
+	struct Bitmapset *attrs;	/* columns it depends on, offset by FirstLowInvalidHeapAttributeNumber */
 } NemoIndexInfo;
 
 typedef struct NemoRelInfo
@@ -176,6 +178,11 @@ typedef struct NemoRelInfo
 	bool		intkey;			/* clustered on one integer column */
 	int			nindexes;
 	NemoIndexInfo *indexes;		/* ready ones (indisready), the clustered one first if any */
+	/* what an UPDATE compares */
+	int			nwatched;
+	AttrNumber *watched;		/* columns that some index depends on */
+	bool	   *watched_key;	/* a change of this one takes the stronger lock */
+	bool		watch_all;		/* an index depends on the whole row */
 } NemoRelInfo;
 
 /*
@@ -212,6 +219,10 @@ typedef struct NemoChain
 	bool		live_own;		/* written by the current transaction (any of its subtransactions) */
 	TransactionId wait_xid;		/* somebody else's running transaction that a writer/locker in `mode` must wait for */
 	uint32		speculative_token;	/* of wait_xid's speculative insertion, or 0 */
+	TransactionId live_xid;		/* somebody else's running transaction that wrote live, in any mode */
+	const rb_version *stable;	/* newest data or delete version that is ours or committed; or NULL */
+	bool		locked;			/* a running transaction's row lock is, or may be, in the chain */
+	int			finished;		/* row locks below keep whose transactions are over */
 	int			own_lock;		/* strongest LockTupleMode that we hold on it explicitly, -1 none */
 	const rb_version *keep;		/* for rb_put_args */
 	const rb_version *cut;
