@@ -299,8 +299,9 @@ detach_at_exit(int code, Datum arg)
 	if (thread != NULL)
 	{
 		rb_reset(thread);
-		rb_detach(thread);
+		rb_detach(thread);		/* closes the store that it uses */
 		thread = NULL;
+		store = NULL;
 	}
 	if (store != NULL)
 	{

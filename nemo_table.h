@@ -187,9 +187,7 @@ extern bool nemo_scan_bitmap_next_tuple(TableScanDesc scan, struct TBMIterateRes
 
 extern bool nemo_sample_next_block(TableScanDesc scan, struct SampleScanState *sample);
 extern bool nemo_sample_next_tuple(TableScanDesc scan, struct SampleScanState *sample, TupleTableSlot *slot);
-#if PG_VERSION_NUM < 170000
 extern bool nemo_analyze_next_block(TableScanDesc scan, BlockNumber block, BufferAccessStrategy strategy);
-#endif
 extern bool nemo_analyze_next_tuple(TableScanDesc scan, TransactionId oldest, double *live, double *dead,
 									TupleTableSlot *slot);
 extern void nemo_relation_estimate(Relation rel, double *rows, BlockNumber *pages);

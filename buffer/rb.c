@@ -232,6 +232,8 @@ rb_detach(rb_thread *t)
 	rb_free(t->rb, t->spare);
 	if (t->ndoubts)
 		(void) rb_resolve_doubts(t, &err);
+	if (t->store)
+		st_close(t->store);
 	rb_reclaim(t->rb);
 	atomic_store(&t->slot->attached, 0);
 	free(t->reserves);
@@ -264,6 +266,7 @@ rb_reset(rb_thread *t)
 	atomic_store(&t->slot->epoch, 0);
 	rb_pm_free(t);
 	st_result_free(&t->result);
+	t->pressed = false;
 }
 
 /* ---- guards ------------------------------------------------------------------------------------------------------ */
@@ -294,15 +297,49 @@ rb_leave(rb_thread *t)
 
 /* ---- tickets ----------------------------------------------------------------------------------------------------- */
 
-void
-rb_ticket_take(rb_thread *t, rb_slice start, rb_slice end)
+static void
+set_bounds(rb_slot *s, rb_slice start, rb_slice end)
 {
-	memcpy(t->slot->tstart, start.data, start.len);
-	memcpy(t->slot->tend, end.data, end.len);
-	t->slot->tstart_len = start.len;
-	t->slot->tend_len = end.len;
-	atomic_store_explicit(&t->slot->ticket, 1, memory_order_release);
+	memmove(s->tstart, start.data, start.len);
+	memmove(s->tend, end.data, end.len);
+	s->tstart_len = start.len;
+	s->tend_len = end.len;
+}
+
+void
+rb_ticket_take(rb_thread *t, rb_slice start, rb_slice end, uint32_t kind)
+{
+	rb_lock(&t->rb->latch);
+	set_bounds(t->slot, start, end);
+	t->slot->broken = false;
+	atomic_store_explicit(&t->slot->ticket, kind, memory_order_release);
 	atomic_fetch_add(&t->rb->ntickets, 1);
+	rb_unlock(&t->rb->latch);
+}
+
+void
+rb_ticket_narrow(rb_thread *t, rb_slice start, rb_slice end)
+{
+	rb_lock(&t->rb->latch);
+	set_bounds(t->slot, start, end);
+	rb_unlock(&t->rb->latch);
+}
+
+bool
+rb_ticket_broken_latched(rb_thread *t)
+{
+	return t->slot->broken;
+}
+
+bool
+rb_ticket_broken(rb_thread *t)
+{
+	bool		broken;
+
+	rb_lock(&t->rb->latch);
+	broken = t->slot->broken;
+	rb_unlock(&t->rb->latch);
+	return broken;
 }
 
 void
@@ -315,19 +352,28 @@ rb_ticket_release(rb_thread *t)
 }
 
 bool
-rb_ticketed(const rb_buffer *rb, const rb_entry *e)
+rb_ticketed(rb_thread *t, const rb_entry *e)
 {
-	if (!atomic_load((_Atomic uint32_t *) &rb->ntickets))
-		return false;
-	for (uint32_t i = 0; i < rb->max_threads; i++)
-	{
-		const rb_slot *s = &rb->slots[i];
+	rb_buffer  *rb = t->rb;
+	bool		kept = false;
 
-		if (atomic_load_explicit((_Atomic uint32_t *) &s->ticket, memory_order_acquire) &&
-			rb_cmp(e->key, e->klen, s->tstart, s->tstart_len) >= 0 && rb_cmp(e->key, e->klen, s->tend, s->tend_len) < 0)
-			return true;
-	}
-	return false;
+	if (!atomic_load(&rb->ntickets))
+		return false;
+	for (int pass = 0; pass < 2 && !kept; pass++)
+		for (uint32_t i = 0; i < rb->max_threads; i++)
+		{
+			rb_slot    *s = &rb->slots[i];
+			uint32_t	ticket = atomic_load_explicit(&s->ticket, memory_order_acquire);
+
+			if (!ticket || rb_cmp(e->key, e->klen, s->tstart, s->tstart_len) < 0 ||
+				rb_cmp(e->key, e->klen, s->tend, s->tend_len) >= 0)
+				continue;
+			if (pass > 0)
+				s->broken = true;
+			else if (!t->pressed || ticket == RB_TICKET_FIRM || s == t->slot)
+				kept = true;
+		}
+	return kept;
 }
 
 /* ---- statistics -------------------------------------------------------------------------------------------------- */

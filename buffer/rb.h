@@ -130,7 +130,7 @@ extern size_t rb_min_size(uint32_t max_threads);
 /* slot < max_threads, used by nobody else now.  store may be NULL until the first miss: set by rb_set_store(). */
 extern rb_thread *rb_attach(rb_buffer *rb, uint32_t slot, const rb_port *port);
 extern void rb_detach(rb_thread *t);
-/* open is called when a store is first needed; it returns NULL and fills err on failure */
+/* open is called when a store is first needed; it returns NULL and fills err on failure.  rb_detach() closes the store. */
 extern void rb_set_store(rb_thread *t, st_store *(*open) (void *arg, st_error *err), void *arg);
 /* After an error exit: gives back tickets, fetching sentinels, the epoch guard and private memory of any call under way. */
 extern void rb_reset(rb_thread *t);
@@ -230,13 +230,11 @@ extern void rb_stamp(rb_thread *t, rb_version *v, uint64_t lsn);
 
 /*
  * Take back version v of key (a speculative insertion that lost): unlink it wherever it is in the chain.  The entry
- * stays dirty; with nothing left it is a dirty tombstone.  lsn: that of the record that logs the withdrawal.
+ * stays dirty; with nothing left it is a dirty tombstone.  The record that logs the withdrawal is inserted before.
  */
 extern void rb_withdraw(rb_thread *t, rb_slice key, rb_version *v);
 /* clear RB_SPECULATIVE */
 extern void rb_confirm(rb_version *v);
-
-/* Raise hits on both ends: after a put by key, mark it recently used.  (rb_lookup and reads do it themselves.) */
 
 /* ---- trees -------------------------------------------------------------------------------------------------------- */
 

@@ -25,7 +25,6 @@ rb_entry_init(rb_buffer *rb, rb_off block, rb_slice key, uint16_t flags, rb_off 
 
 	e->klen = (uint16_t) key.len;
 	atomic_store_explicit(&e->flags, flags, memory_order_relaxed);
-	atomic_store_explicit(&e->pins, 0, memory_order_relaxed);
 	atomic_store_explicit(&e->owner, 0, memory_order_relaxed);
 	atomic_store_explicit(&e->head, head, memory_order_relaxed);
 	if (key.len)

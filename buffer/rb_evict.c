@@ -63,10 +63,10 @@ remove_seen(rb_thread *t, const rb_seen *seen, uint32_t n)
 			bool		equal;
 			rb_key		k;
 
-			if (!removable(e, rb_flags(e)) || atomic_load(&e->pins) || rb_head(e) != seen[i].head || rb_ticketed(rb, e))
+			if (!removable(e, rb_flags(e)) || rb_head(e) != seen[i].head)
 				continue;
 			k = rb_mkkey(e->key, e->klen);
-			if (rb_find(rb, &k, &path, &equal) != e)
+			if (rb_find(rb, &k, &path, &equal) != e || rb_ticketed(t, e))
 				continue;
 			freed += rb_entry_bytes(rb, e);
 			rb_entry_remove(rb, &path);
@@ -253,7 +253,9 @@ rb_alloc_evict(rb_thread *t, size_t bytes, rb_status *status, rb_error *err)
 			return off;
 		if (bytes > t->rb->heap_bytes)
 			break;
+		t->pressed = tries >= 4;
 		last = rb_evict(t, bytes * (1 + tries / 4) + RB_NODE_BYTES, &freed, &why);
+		t->pressed = false;
 		if (freed == 0)
 		{
 			if (t->port->interrupted(t->port->ctx))

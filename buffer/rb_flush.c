@@ -572,54 +572,14 @@ has_news(void *arg, const rb_stored_version *v)
 	return !n->news;
 }
 
-/* Brings one stored list that is out of date into the buffer, so that the flush that follows writes it again. */
-static rb_status
-admit_list(rb_thread *t, const st_record *rec, rb_error *err)
-{
-	rb_slice	key = {rec->key.data, (uint32_t) rec->key.len};
-	rb_status	status = RB_OK;
-
-	for (uint32_t tries = 0; tries < 4; tries++)
-	{
-		rb_version *v;
-		bool		listed,
-					used = false,
-					ok;
-		uint32_t	held = t->nheld;
-		rb_off		block = rb_alloc_evict(t, sizeof(rb_entry) + key.len, &status, err);
-
-		if (!block)
-			return status;
-		if (!rb_hold(t, block))
-			return rb_fail(err, RB_NOMEM, "out of memory");
-		status = rb_build(t, rec->value, true, &v, &listed, err);
-		if (status == RB_OK)
-		{
-			ok = rb_admit_record(t, key, block, v, listed, &used);
-			if (used)
-				rb_unhold(t, held);
-			else
-				rb_release_held(t, held);
-			if (ok)
-				return RB_OK;
-			status = rb_fail(err, RB_FULL, "no room in the record buffer: increase nemo.buffer_size");
-		}
-		else
-			rb_release_held(t, held);
-		if (status != RB_FULL)
-			break;
-		rb_make_room(t, rec->value.len * 2 + 4 * RB_NODE_BYTES);
-	}
-	return status;
-}
-
 rb_status
 rb_settle_range(rb_thread *t, rb_slice start, rb_slice end, rb_error *err)
 {
 	uint8_t		cursor[RB_MAX_KEY + 8],
 				next[RB_MAX_KEY + 8];
 	uint32_t	len = start.len,
-				next_len;
+				next_len,
+				rounds = 0;
 	rb_status	status = RB_OK;
 	bool		done = false;
 
@@ -630,9 +590,7 @@ rb_settle_range(rb_thread *t, rb_slice start, rb_slice end, rb_error *err)
 
 		if (!store)
 			return rb_fail_store(err);
-		rb_lock(&t->rb->latch);
-		rb_ticket_take(t, (rb_slice) {cursor, len}, end);
-		rb_unlock(&t->rb->latch);
+		rb_ticket_take(t, (rb_slice) {cursor, len}, end, rounds < 3 ? RB_TICKET_SOFT : RB_TICKET_FIRM);
 		if (st_get_range(store, (st_slice) {cursor, len}, (st_slice) {end.data, end.len}, RB_BATCH, RB_BATCH_BYTES, false,
 						 &t->result, &err->st) != ST_OK)
 			status = rb_fail_store(err);
@@ -652,10 +610,7 @@ rb_settle_range(rb_thread *t, rb_slice start, rb_slice end, rb_error *err)
 				rb_succ(next, &next_len);
 			}
 			/* a smaller ticket lets eviction make room for what is to come */
-			rb_lock(&t->rb->latch);
-			rb_ticket_release(t);
-			rb_ticket_take(t, (rb_slice) {cursor, len}, (rb_slice) {next, next_len});
-			rb_unlock(&t->rb->latch);
+			rb_ticket_narrow(t, (rb_slice) {cursor, len}, (rb_slice) {next, next_len});
 			for (uint32_t i = 0; status == RB_OK && i < t->result.nrecs; i++)
 			{
 				rb_news		n = {t, false};
@@ -665,8 +620,18 @@ rb_settle_range(rb_thread *t, rb_slice start, rb_slice end, rb_error *err)
 					!rb_decode_record(rec->value.data, rec->value.len, has_news, &n))
 					status = rb_fail(err, RB_CORRUPT, "a stored record is damaged");
 				else if (n.news)
-					status = admit_list(t, rec, err);
+					status = rb_admit(t, rec, err);	/* the flush that follows writes it again */
 			}
+			if (status == RB_UNKNOWN)
+			{
+				/* what was read may be old by now */
+				rb_ticket_release(t);
+				status = RB_OK;
+				done = false;
+				rounds++;
+				continue;
+			}
+			rounds = 0;
 			if (status == RB_OK)
 				status = rb_flush_range(t, (rb_slice) {cursor, len}, (rb_slice) {next, next_len}, true, err);
 			memcpy(cursor, next, next_len);

@@ -42,8 +42,8 @@ typedef struct rb_entry
 	{
 		struct
 		{
-			_Atomic uint16_t pins;	/* fetches that use the entry as their anchor */
-			_Atomic uint16_t owner; /* slot of the writer while RB_INFLIGHT or RB_DOUBT */
+			_Atomic uint16_t owner; /* slot of the writer (RB_INFLIGHT, RB_DOUBT) or of a sentinel's fetcher */
+			uint16_t	unused;
 		};
 		rb_off		link;		/* in limbo */
 	};
@@ -132,12 +132,15 @@ typedef enum rb_counter
 } rb_counter;
 
 #define RB_TICKET_KEY	(RB_MAX_KEY + 8)
+#define RB_TICKET_SOFT	1		/* may be broken when memory is short */
+#define RB_TICKET_FIRM	2
 
 typedef struct rb_slot
 {
 	_Alignas(RB_CACHE_LINE) _Atomic uint64_t epoch; /* 0 = not in a guard */
 	_Atomic uint32_t attached;
-	_Atomic uint32_t ticket;	/* a fetch of [tstart, tend) is under way (B2); set under the latch */
+	_Atomic uint32_t ticket;	/* a fetch of [tstart, tend) is under way (B2): RB_TICKET_*; set under the latch */
+	bool		broken;			/* an entry in there was removed all the same: read again; under the latch */
 	uint32_t	tstart_len,
 				tend_len;
 	_Atomic uint64_t counter[RB_COUNTERS];
@@ -178,7 +181,8 @@ struct rb_buffer
 	_Atomic uint64_t limbo_n;
 
 	_Atomic uint32_t stamp_waiters,
-				flight_waiters;
+				flight_waiters,
+				fetch_waiters;
 	_Atomic uint64_t base[RB_COUNTERS]; /* counters at the last reset */
 
 	_Alignas(RB_CACHE_LINE) rb_slot slots[];
@@ -217,8 +221,8 @@ typedef struct rb_reserve
 
 typedef struct rb_mine
 {
-	rb_off		entry;			/* a sentinel pinned by this thread */
-	rb_slice	key;			/* in private memory */
+	rb_off		entry;			/* a sentinel that this thread fetches */
+	rb_slice	key;			/* in the caller's or private memory */
 } rb_mine;
 
 typedef enum rb_outcome
@@ -263,6 +267,7 @@ struct rb_thread
 	rb_reserve *reserves;
 	uint32_t	nreserves,
 				reserves_cap;
+	bool		pressed;		/* eviction may break tickets */
 	rb_off		spare;			/* entry block for a key of spare_klen bytes */
 	uint32_t	spare_klen;
 
@@ -305,10 +310,17 @@ extern void rb_pm_free(rb_thread *t);
 extern uint64_t rb_random(rb_thread *t);
 /* port->wait, counted in *waiters (may be NULL) so that wake-ups nobody waits for can be spared. */
 extern void rb_wait(rb_thread *t, _Atomic uint32_t *waiters, uint32_t channel, uint32_t timeout_ms);
-/* Under the latch.  One ticket per thread: a fetch of [start, end) is under way, no entry in it is removed (B2). */
-extern void rb_ticket_take(rb_thread *t, rb_slice start, rb_slice end);
+/*
+ * One ticket per thread: a fetch of [start, end) is under way.  No entry in it is removed, unless the ticket is soft and
+ * memory is so short that it is broken (B2).
+ */
+extern void rb_ticket_take(rb_thread *t, rb_slice start, rb_slice end, uint32_t kind);
+extern void rb_ticket_narrow(rb_thread *t, rb_slice start, rb_slice end);
+extern bool rb_ticket_broken(rb_thread *t);
+extern bool rb_ticket_broken_latched(rb_thread *t);	/* under the latch */
 extern void rb_ticket_release(rb_thread *t);
-extern bool rb_ticketed(const rb_buffer *rb, const rb_entry *e);	/* under the latch */
+/* Under the latch: must e stay for somebody's fetch?  When pressed, other threads' soft tickets are broken instead. */
+extern bool rb_ticketed(rb_thread *t, const rb_entry *e);
 
 static inline void
 rb_count(rb_thread *t, rb_counter c, uint64_t n)
@@ -451,9 +463,14 @@ typedef enum rb_known
 } rb_known;
 
 extern rb_known rb_look(rb_thread *t, const rb_key *k, const rb_version **head);	/* in a guard */
-/* Builds the versions of a stored record; shared = in the arena, held until rb_unhold().  *listed = not settled. */
+/* Waits for somebody else's fetch of a key, for a while; RB_CANCELED. */
+extern rb_status rb_await_fetch(rb_thread *t, rb_slice key, uint32_t round, rb_error *err);
+/*
+ * Builds the versions of a stored record; shared = in the arena, held until rb_unhold(); otherwise in private memory.
+ * *listed = not settled.
+ */
 extern rb_status rb_build(rb_thread *t, st_slice bytes, bool shared, rb_version **head, bool *listed, rb_error *err);
-extern bool rb_hold(rb_thread *t, rb_off block);	/* to be freed unless rb_unhold(); false = no memory */
+extern bool rb_hold(rb_thread *t, rb_off block);	/* to be freed unless rb_unhold(); false = no memory, freed */
 extern void rb_unhold(rb_thread *t, uint32_t to);	/* keep blocks held since */
 extern void rb_release_held(rb_thread *t, uint32_t to); /* free them */
 extern void rb_release_mine(rb_thread *t);
@@ -462,8 +479,11 @@ extern void rb_release_mine(rb_thread *t);
 
 extern void rb_succ(uint8_t *buf, uint32_t *len);	/* the next key after buf[0..len): one byte longer */
 
-/* Puts one fetched record into the buffer if its key is not there: false = no memory. */
-extern bool rb_admit_record(rb_thread *t, rb_slice key, rb_off block, rb_version *v, bool listed, bool *used);
+/*
+ * Puts one record fetched under a ticket into the buffer if its key is not there.  RB_FULL = no memory; RB_UNKNOWN = the
+ * ticket is broken.
+ */
+extern rb_status rb_admit(rb_thread *t, const st_record *rec, rb_error *err);
 
 /* ---- rb_flush.c -------------------------------------------------------------------------------------------------- */
 

@@ -191,8 +191,11 @@ rb_put(rb_thread *t, const rb_put_args *a)
 			status = RB_CHANGED;
 		else
 		{
-			/* dirty before anybody can see the version, and so before its log record (E1) */
-			if (a->dirty)
+			/*
+			 * Dirty before anybody can see the version, and so before its log record (E1).  A lock changes no data, but
+			 * what it leaves out of the chain may still be in the stored list.
+			 */
+			if (a->dirty || ((rb_flags(e) & RB_LISTED) && (old != a->keep || a->cut)))
 				rb_entry_dirty(rb, e);
 			rb_set(e, RB_CHANGED | RB_REF);
 			if (sentinel)
