@@ -348,7 +348,7 @@ forget(rb_buffer *rb, rb_entry *e)
 	rb_entry_clean(rb, e);
 	if (!old)
 	{
-		rb_set(e, RB_CHANGED);
+		rb_set(e, RB_RENEWED);
 		return;
 	}
 	if (rb_is_settled(old))
@@ -366,7 +366,7 @@ forget(rb_buffer *rb, rb_entry *e)
 		rb_entry_set_head(rb, e, 0);
 		rb_retire(rb, RB_DEAD_CHAIN, rb_offset(rb, old));
 	}
-	rb_set(e, RB_CHANGED);
+	rb_set(e, RB_RENEWED);
 }
 
 /* Outstanding writes are waited for: they must not land after the caller's removal of the range from the store. */

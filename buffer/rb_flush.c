@@ -241,7 +241,7 @@ mark_in_flight(rb_thread *t)
 				t->outcome[i] = RB_O_BUSY;
 			else
 			{
-				rb_clear(e, RB_CHANGED);
+				rb_clear(e, RB_RENEWED);
 				rb_set(e, RB_INFLIGHT);
 				atomic_store(&e->owner, (uint16_t) t->slotno);
 				t->flights[t->nflights++] = (rb_flight)
@@ -319,7 +319,7 @@ land_one(rb_thread *t, rb_flight *f, bool acked, bool ambiguous)
 {
 	rb_buffer  *rb = t->rb;
 	rb_entry   *e = f->e;
-	bool		same = !(rb_flags(e) & RB_CHANGED);
+	bool		same = !(rb_flags(e) & RB_RENEWED);
 
 	if (acked && same)
 	{

@@ -30,7 +30,7 @@ typedef uint32_t rb_off;
 #define RB_INFLIGHT		0x0010	/* a write of the key is outstanding: nobody else sends one, the entry stays (C4) */
 #define RB_DOUBT		0x0020	/* an ambiguous write by `owner` may still land: the same */
 #define RB_FETCHING		0x0040	/* somebody asks the store for the key */
-#define RB_CHANGED		0x0080	/* the head changed since RB_INFLIGHT was set (C3) */
+#define RB_RENEWED		0x0080	/* the head changed since RB_INFLIGHT was set (C3) */
 #define RB_LISTED		0x0100	/* clean, and the stored form is a version list: rewrite once settled */
 #define RB_DEAD			0x0200	/* no longer in the tree */
 

@@ -197,7 +197,7 @@ rb_put(rb_thread *t, const rb_put_args *a)
 			 */
 			if (a->dirty || ((rb_flags(e) & RB_LISTED) && (old != a->keep || a->cut)))
 				rb_entry_dirty(rb, e);
-			rb_set(e, RB_CHANGED | RB_REF);
+			rb_set(e, RB_RENEWED | RB_REF);
 			if (sentinel)
 				rb_entry_resolve(rb, e, off);
 			else
@@ -268,7 +268,7 @@ rb_withdraw(rb_thread *t, rb_slice key, rb_version *v)
 			rb_version *below = (rb_version *) rb_older(v);
 
 			rb_entry_dirty(rb, e);
-			rb_set(e, RB_CHANGED);
+			rb_set(e, RB_RENEWED);
 			if (above)
 				atomic_store_explicit(&((rb_xversion *) above)->older, below, memory_order_release);
 			else
