@@ -17,7 +17,20 @@ PG_CFLAGS = -std=gnu11 -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Wn
 SHLIB_LINK = -llmdb
 
 PG_CONFIG ?= pg_config
-ifeq ($(shell command -v $(PG_CONFIG)),)
+own_goals = demo check stress
+ifneq ($(filter $(own_goals),$(MAKECMDGOALS)),)
+# these call make again for the parts; PGXS has a "check" of its own
+demo:
+	scripts/demo
+
+check:
+	scripts/check
+
+stress:
+	scripts/check --stress
+
+.PHONY: $(own_goals)
+else ifeq ($(shell command -v $(PG_CONFIG)),)
 # without the server's development files only the goals that install them work
 .DEFAULT_GOAL := all
 all install installcheck:
@@ -27,16 +40,5 @@ PGXS := $(shell $(PG_CONFIG) --pgxs)
 # bitcode for JIT inlining is of no use here
 with_llvm = no
 include $(PGXS)
-endif
-
 $(OBJS): $(wildcard *.h buffer/*.h locking/*.h remote/*.h)
-
-.PHONY: demo check stress check-lower
-demo:
-	scripts/demo
-
-check:
-	scripts/check
-
-stress:
-	scripts/check --stress
+endif

@@ -155,7 +155,16 @@ port_xid_state(void *ctx, uint64_t full)
 		return RB_XID_RUNNING;
 	if (!TransactionIdDidCommit(xid))
 		return RB_XID_ABORTED;
-	return full < horizon ? RB_XID_SETTLED : RB_XID_COMMITTED;
+	return full < horizon && nemo_commit_is_durable(xid) ? RB_XID_SETTLED : RB_XID_COMMITTED;
+}
+
+/* Commits may be asynchronous: what such a transaction replaced must survive until its commit record does (E6). */
+bool
+nemo_commit_is_durable(TransactionId xid)
+{
+	XLogRecPtr	lsn = TransactionIdGetCommitLSN(xid);
+
+	return XLogRecPtrIsInvalid(lsn) || !XLogNeedsFlush(lsn);
 }
 
 static int

@@ -92,6 +92,7 @@ extern void nemo_raise_store(st_status status, const st_error *err) pg_attribute
 extern uint64 nemo_full_xid(TransactionId xid);
 extern uint64 nemo_current_full_xid(void);	/* of the current subtransaction; assigns one */
 extern uint64 nemo_settle_horizon(void);
+extern bool nemo_commit_is_durable(TransactionId xid);	/* of a committed transaction */
 
 /* ---- log (nemo_wal.c) ---------------------------------------------------------------------------------------------- */
 

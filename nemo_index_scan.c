@@ -499,7 +499,8 @@ hand_over(IndexScanDesc scan, NemoIndexScan *so)
 	NemoIndexFetch *fetch = so->fetch;
 
 	nemo_tid_set(&scan->xs_heaptid, item->rowid, so->ix->clustered ? item->tag : 0);
-	scan->xs_recheck = so->q.recheck;
+	/* without a snapshot, entries of versions that are gone may come up, too */
+	scan->xs_recheck = so->q.recheck || (!so->mvcc && !so->ix->clustered);
 	if (scan->xs_want_itup)
 		return_columns(scan, so, item);
 	if (fetch == NULL)

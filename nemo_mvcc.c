@@ -325,7 +325,7 @@ nemo_examine(const rb_version *head, LockTupleMode mode, NemoChain *chain)
 		{
 			if (horizon == 0)
 				horizon = nemo_settle_horizon();
-			if (rb_x(v)->xid < horizon)
+			if (rb_x(v)->xid < horizon && nemo_commit_is_durable(xid))
 				chain->cut = v;
 		}
 		if (locks_below(v))

@@ -7,11 +7,13 @@
 #include <stdio.h>
 #include <string.h>
 
-static int	failures;
+static int	checks,
+			failures;
 
 static void
 check(bool ok, const char *what)
 {
+	checks++;
 	if (!ok)
 	{
 		printf("not ok - %s\n", what);
@@ -38,6 +40,6 @@ main(void)
 	check(lk_conflict(LK_KEY_SHARE, (lk_mode) -1), "an unknown mode conflicts");
 	check(strcmp(lk_mode_name(LK_NO_KEY_EXCLUSIVE), "NO KEY UPDATE") == 0, "name");
 	check(strcmp(lk_mode_name((lk_mode) 7), "?") == 0, "name of no mode");
-	printf("%s - row lock modes\n", failures == 0 ? "ok" : "not ok");
+	printf("%d passed, %d failed\n", checks - failures, failures);
 	return failures != 0;
 }
