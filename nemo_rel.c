@@ -421,6 +421,12 @@ integer_of_key(rb_slice key, uint64 *value)
 	return true;
 }
 
+bool
+nemo_key_is_rowid(const NemoRelInfo *info, rb_slice row_key, uint64 *rowid)
+{
+	return info->intkey && integer_of_key(row_key, rowid) && *rowid < NEMO_ROWID_FIRST;
+}
+
 static inline RecentRow *
 recent_slot(uint64 rowid)
 {

@@ -61,6 +61,8 @@ nemo_rowid_in_key(const NemoRelInfo *info, uint64 rowid)
 	return !info->clustered || (info->intkey && rowid < NEMO_ROWID_FIRST);
 }
 
+/* the rowid that a key of the row tree is by itself; false: it is not */
+extern bool nemo_key_is_rowid(const NemoRelInfo *info, rb_slice row_key, uint64 *rowid);
 /* The clustered index; raises when the table is between two primary keys. */
 extern NemoIndexInfo *nemo_clustered_index(Relation rel, NemoRelInfo *info);
 /* executor state in which the index expressions and predicates of this table are evaluated; the caller resets it */
@@ -111,6 +113,35 @@ extern void nemo_target(NemoRelInfo *info, rb_slice key, const NemoChain *chain,
 /* the version that SnapshotAny means by (rowid, tag); raises when it cannot tell.  Inside the guard */
 extern const rb_version *nemo_version_of(Relation rel, NemoRelInfo *info, rb_slice key, const rb_version *head,
 										 uint64 rowid, uint8 tag);
+
+/* ---- nemo_lock.c --------------------------------------------------------------------------------------------------- */
+
+/* One row that is to be changed or locked. */
+typedef struct NemoRow
+{
+	Relation	rel;
+	NemoRelInfo *info;
+	ItemPointerData tid;
+	uint64		rowid;
+	StringInfoData key;			/* in the row tree */
+	NemoChain	chain;			/* as last looked at */
+	NemoTarget	target;
+	bool		queued;			/* holds the heavyweight tuple lock */
+	LOCKMODE	queue_mode;
+} NemoRow;
+
+/* false: no row was ever there.  Memory in CurrentMemoryContext; nemo_row_done() gives back lock and memory. */
+extern bool nemo_row_begin(NemoRow *row, Relation rel, ItemPointer tid, Snapshot snapshot);
+/*
+ * Judge the row until it is settled whether it may be changed or locked in `mode`, waiting for others.  TM_Ok: the guard
+ * is held; TM_BeingModified only if not wait, TM_WouldBlock for LockWaitSkip.
+ */
+extern TM_Result nemo_row_judge(NemoRow *row, LockTupleMode mode, Snapshot snapshot, CommandId cid, bool trust_tag,
+								bool wait, LockWaitPolicy policy, XLTW_Oper oper);
+extern void nemo_row_failure(const NemoRow *row, TM_FailureData *tmfd);
+extern void nemo_row_done(NemoRow *row);
+/* a copy of a version's data in CurrentMemoryContext; inside the guard */
+extern StringInfo nemo_copy_version(const rb_version *v);
 
 /* ---- nemo_scan.c, nemo_sample.c ------------------------------------------------------------------------------------ */
 

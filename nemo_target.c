@@ -1,0 +1,183 @@
+/*
+ * nemo_target.c
+ *	  What a ctid leads to: the version it names, and what has become of the row since.
+ *
+ * A ctid is a rowid and a 4-bit tag, and the tag comes round after 16 updates.  So a tag that matches the newest version
+ * proves nothing to a holder who may have slept through 16 of them: the newest version is the one named only if the
+ * holder's snapshot sees it, or he wrote or locked it himself.  trust_tag is for ctids that were found a moment ago
+ * without a snapshot (ON CONFLICT).
+ *
+ * The chain of a key may hold more than one row, one after the other; only versions of the ctid's row count, and the
+ * DELETE version above them.  Versions of others' running transactions do not: who has to heed them has waited.
+ */
+#include "nemo_table.h"
+
+#include "commands/trigger.h"
+#include "utils/snapmgr.h"
+
+static inline bool
+is_row(NemoRelInfo *info, rb_slice key, const rb_version *v, uint64 rowid)
+{
+	return v->kind == RB_DATA && nemo_rowid_of(info, key, rb_data(v), v->len) == rowid;
+}
+
+static inline bool
+counts(const rb_version *v)
+{
+	NemoWriter	writer;
+
+	if (v->kind == RB_LOCK)
+		return false;
+	writer = nemo_writer(v);
+	return writer == NEMO_OWN || writer == NEMO_COMMITTED;
+}
+
+/* where the row went when this version deleted it; false = nowhere */
+static bool
+forward(const rb_version *del, ItemPointer ctid)
+{
+	if (del->kind != RB_DELETE || del->len != sizeof(ItemPointerData))
+		return false;
+	memcpy(ctid, rb_data(del), sizeof(ItemPointerData));
+	return true;
+}
+
+/* the version `outdated` has been replaced or deleted by `by` */
+static void
+outdated(NemoTarget *target, const rb_version *by, CommandId cid)
+{
+	if (!rb_is_settled(by))
+	{
+		target->xmax = (TransactionId) rb_x(by)->xid;
+		if (nemo_writer(by) == NEMO_OWN)
+		{
+			target->cmax = rb_x(by)->cid;
+			target->result = target->cmax >= cid ? TM_SelfModified : TM_Invisible;
+			return;
+		}
+	}
+	target->result = TM_Updated;
+}
+
+void
+nemo_target(NemoRelInfo *info, rb_slice key, const NemoChain *chain, ItemPointer tid, Snapshot snapshot, CommandId cid,
+			bool trust_tag, NemoTarget *target)
+{
+	const rb_version *gone = NULL;	/* deletes the row */
+	const rb_version *newest = NULL;	/* of the row */
+	const rb_version *above = NULL; /* replaces or deletes the version looked at */
+	const rb_version *seen = NULL;	/* by the snapshot */
+	uint64		rowid;
+	uint8		tag;
+
+	memset(target, 0, sizeof(*target));
+	target->ctid = *tid;
+	target->cmax = InvalidCommandId;
+	target->result = TM_Deleted;
+	if (!nemo_tid_get(tid, &rowid, &tag))
+		return;
+	if (snapshot != NULL && IsMVCCSnapshot(snapshot) && chain->head != NULL)
+		seen = nemo_visible(chain->head, snapshot);
+
+	for (const rb_version *v = chain->head; v != NULL && newest == NULL; v = rb_older(v))
+	{
+		if (!counts(v))
+			continue;
+		if (is_row(info, key, v, rowid))
+			newest = v;
+		else
+			gone = v;
+	}
+	if (newest == NULL)
+		return;
+
+	/* still there, and it is the version that is meant? */
+	if (gone == NULL && newest->tag == tag)
+	{
+		bool		own = nemo_writer(newest) == NEMO_OWN;
+
+		if (trust_tag || chain->own_lock >= 0 || newest == seen || (own && rb_x(newest)->cid < cid) ||
+			(seen == NULL && !own && (snapshot == NULL || !IsMVCCSnapshot(snapshot))))
+		{
+			target->result = TM_Ok;
+			target->version = newest;
+			target->newest = true;
+			return;
+		}
+		if (own && (seen == NULL || seen->tag != tag || !is_row(info, key, seen, rowid)))
+		{
+			target->result = TM_Invisible;
+			target->version = newest;
+			return;
+		}
+	}
+
+	/* No: what became of it?  The one that the snapshot sees is meant, else the newest with that tag. */
+	above = gone;
+	for (const rb_version *v = newest; v != NULL; v = rb_older(v))
+	{
+		if (!counts(v))
+			continue;
+		if (!is_row(info, key, v, rowid))
+			break;
+		if (v->tag == tag && (seen == NULL || v == seen || !is_row(info, key, seen, rowid) || seen->tag != tag) &&
+			!(v == newest && gone == NULL))
+		{
+			target->version = v;
+			break;
+		}
+		above = v;
+	}
+	if (target->version == NULL)
+		above = gone != NULL ? gone : newest;
+	outdated(target, above, cid);
+	nemo_tid_set(&target->ctid, rowid, newest->tag);
+	if (gone != NULL)
+	{
+		target->moved = forward(gone, &target->ctid);
+		if (target->result == TM_Updated && above == gone && !target->moved)
+		{
+			target->result = TM_Deleted;
+			target->ctid = *tid;
+		}
+	}
+}
+
+static bool
+has_deferrable_triggers(Relation rel)
+{
+	TriggerDesc *desc = rel->trigdesc;
+
+	for (int i = 0; desc != NULL && i < desc->numtriggers; i++)
+		if (desc->triggers[i].tgdeferrable)
+			return true;
+	return false;
+}
+
+/*
+ * Triggers ask for the versions that their event named.  Within a statement the newest one with the tag is it; a deferred
+ * trigger may come when the tag has come round.
+ */
+const rb_version *
+nemo_version_of(Relation rel, NemoRelInfo *info, rb_slice key, const rb_version *head, uint64 rowid, uint8 tag)
+{
+	const rb_version *found = NULL;
+
+	for (const rb_version *v = head; v != NULL; v = rb_older(v))
+	{
+		if (v->kind != RB_DATA || v->tag != tag || nemo_writer(v) == NEMO_ABORTED || !is_row(info, key, v, rowid))
+			continue;
+		if (found == NULL)
+			found = v;
+		else if (nemo_writer(v) == NEMO_OWN && has_deferrable_triggers(rel))
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("too many updates of one row for deferred triggers on nemo table \"%s\"",
+							RelationGetRelationName(rel)),
+					 errdetail("A transaction may update a row 15 times while triggers that are to see its versions wait."),
+					 errhint("Use SET CONSTRAINTS ALL IMMEDIATE, or several transactions.")));
+		else
+			break;
+	}
+	return found;
+}
