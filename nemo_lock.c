@@ -162,22 +162,76 @@ raise_moved(void)
 			 errmsg("tuple to be locked was already moved to another partition due to concurrent update")));
 }
 
+/* the version that was judged, for the slot; inside the guard */
+typedef struct Judged
+{
+	StringInfo	data;
+	uint64		xid;
+	uint8		tag;
+} Judged;
+
+static void
+copy_judged(const NemoRow *row, Judged *judged)
+{
+	const rb_version *v = row->target.version;
+
+	judged->data = nemo_copy_version(v);
+	judged->xid = rb_is_settled(v) ? 0 : rb_x(v)->xid;
+	judged->tag = v->tag;
+}
+
+static void
+free_judged(Judged *judged)
+{
+	pfree(judged->data->data);
+	pfree(judged->data);
+}
+
+static void
+store_judged(const NemoRow *row, Judged *judged, TupleTableSlot *slot)
+{
+	MemoryContext old = MemoryContextSwitchTo(slot->tts_mcxt);
+	HeapTuple	tuple = nemo_row_tuple(row->rel, (uint8 *) judged->data->data, (uint32) judged->data->len, row->rowid,
+									   judged->tag, judged->xid);
+
+	MemoryContextSwitchTo(old);
+	ExecForceStoreHeapTuple(tuple, slot, true);
+	slot->tts_tableOid = RelationGetRelid(row->rel);
+	nemo_tid_set(&slot->tts_tid, row->rowid, judged->tag);
+	free_judged(judged);
+}
+
+/* What this very command wrote is shown all the same: the executor says why it may not be touched again. */
+static void
+show_invisible(NemoRow *row, TupleTableSlot *slot)
+{
+	rb_thread  *thread = nemo_thread();
+	const rb_version *head;
+	Judged		judged;
+
+	nemo_lookup_enter(nemo_slice(&row->key), false, &head);
+	row->target.version = nemo_visible(head, SnapshotSelf);
+	if (row->target.version == NULL)
+	{
+		rb_leave(thread);
+		return;
+	}
+	copy_judged(row, &judged);
+	rb_leave(thread);
+	store_judged(row, &judged, slot);
+}
+
 /* The row at row->tid as it is by now: puts the lock on it and the row into the slot. */
 static TM_Result
 lock_row(NemoRow *row, Snapshot snapshot, CommandId cid, LockTupleMode mode, LockWaitPolicy policy, bool trust_tag,
-		 bool traversed, TupleTableSlot *slot)
+		 TupleTableSlot *slot)
 {
 	rb_thread  *thread = nemo_thread();
 	rb_version *lock = NULL;
-	MemoryContext old;
-	StringInfo	data;
-	HeapTuple	tuple;
-	uint64		xid;
-	uint8		tag;
+	Judged		judged;
 
 	for (;;)
 	{
-		const rb_version *v;
 		TM_Result	result;
 		bool		need;
 
@@ -187,22 +241,12 @@ lock_row(NemoRow *row, Snapshot snapshot, CommandId cid, LockTupleMode mode, Loc
 		if (result != TM_Ok)
 		{
 			nemo_discard(lock);
+			if (result == TM_Invisible)
+				show_invisible(row, slot);
 			return result;
 		}
-		v = row->target.version;
-		xid = rb_is_settled(v) ? 0 : rb_x(v)->xid;
-		tag = v->tag;
-		/* reached by following, but this command wrote it: the command has nothing to do with it */
-		if (traversed && nemo_writer(v) == NEMO_OWN && rb_x(v)->cid >= cid)
-		{
-			row->target.cmax = rb_x(v)->cid;
-			row->target.xmax = (TransactionId) xid;
-			rb_leave(thread);
-			nemo_discard(lock);
-			return TM_SelfModified;
-		}
 		need = row->chain.own_lock < (int) mode;
-		data = nemo_copy_version(v);
+		copy_judged(row, &judged);
 		if (!need || nemo_install(nemo_slice(&row->key), lock, &row->chain))
 		{
 			rb_leave(thread);
@@ -211,18 +255,9 @@ lock_row(NemoRow *row, Snapshot snapshot, CommandId cid, LockTupleMode mode, Loc
 			break;
 		}
 		rb_leave(thread);
-		pfree(data->data);
-		pfree(data);
+		free_judged(&judged);
 	}
-
-	old = MemoryContextSwitchTo(slot->tts_mcxt);
-	tuple = nemo_row_tuple(row->rel, (uint8 *) data->data, (uint32) data->len, row->rowid, tag, xid);
-	MemoryContextSwitchTo(old);
-	ExecForceStoreHeapTuple(tuple, slot, true);
-	slot->tts_tableOid = RelationGetRelid(row->rel);
-	nemo_tid_set(&slot->tts_tid, row->rowid, tag);
-	pfree(data->data);
-	pfree(data);
+	store_judged(row, &judged, slot);
 	return TM_Ok;
 }
 
@@ -243,7 +278,10 @@ nemo_tuple_lock(Relation rel, ItemPointer tid, Snapshot snapshot, TupleTableSlot
 		bool		there = nemo_row_begin(&row, rel, &at, snapshot);
 
 		if (there)
-			result = lock_row(&row, snapshot, cid, mode, policy, trust_tag, tmfd->traversed, slot);
+			result = lock_row(&row, snapshot, cid, mode, policy, trust_tag, slot);
+		/* reached by following, but this command wrote it: the command has nothing to do with it */
+		if (result == TM_Invisible && tmfd->traversed)
+			result = TM_SelfModified;
 		nemo_row_failure(&row, tmfd);
 		nemo_row_done(&row);
 		if (!there || result != TM_Updated || !follow)

@@ -21,6 +21,7 @@
 #include "nemo_ddl.h"
 #include "nodes/nodeFuncs.h"
 #include "optimizer/plancat.h"
+#include "optimizer/planner.h"
 #include "parser/parsetree.h"
 #include "utils/catcache.h"
 #include "utils/inval.h"
@@ -48,8 +49,10 @@ static struct
 	ExecutorStart_hook_type executor_start;
 	ExecutorEnd_hook_type executor_end;
 	get_relation_info_hook_type get_relation_info;
+	planner_hook_type planner;
 
 	List	   *masks;			/* of Mask *, in TopMemoryContext */
+	int			lifted;			/* planning inside of which masks are off */
 } state;
 
 /* ---- masks --------------------------------------------------------------------------------------------------- */
@@ -110,7 +113,7 @@ static void
 remove_mask(Mask *mask)
 {
 	state.masks = list_delete_ptr(state.masks, mask);
-	if (find_mask(mask->indexoid) == NULL)
+	if (state.lifted > 0 || find_mask(mask->indexoid) == NULL)
 		mask->rel->rd_rel->relam = mask->true_am;
 }
 
@@ -169,6 +172,8 @@ relcache_callback(Datum arg, Oid relid)
 	ListCell   *lc;
 
 	(void) arg;
+	if (state.lifted > 0)
+		return;
 	foreach(lc, state.masks)
 	{
 		Mask	   *mask = lfirst(lc);
@@ -321,6 +326,38 @@ describe_relation(PlannerInfo *root, Oid relid, bool inhparent, RelOptInfo *rel)
 	rel->rel_parallel_workers = 0;
 	foreach(lc, rel->indexlist)
 		describe_index(root, lfirst_node(IndexOptInfo, lc));
+}
+
+/*
+ * What plans a query reads the metapage of what it takes for a btree, so masks are off meanwhile: triggers and the queries
+ * of REFRESH MATERIALIZED VIEW CONCURRENTLY are planned while some are on.
+ */
+static PlannedStmt *
+plan_query(Query *query, const char *text, int options, ParamListInfo params)
+{
+	PlannedStmt *stmt;
+	ListCell   *lc;
+
+	if (state.masks == NIL)
+		return state.planner != NULL ? state.planner(query, text, options, params) :
+			standard_planner(query, text, options, params);
+
+	foreach(lc, state.masks)
+		((Mask *) lfirst(lc))->rel->rd_rel->relam = ((Mask *) lfirst(lc))->true_am;
+	state.lifted++;
+	PG_TRY();
+	{
+		stmt = state.planner != NULL ? state.planner(query, text, options, params) :
+			standard_planner(query, text, options, params);
+	}
+	PG_FINALLY();
+	{
+		state.lifted--;
+		foreach(lc, state.lifted == 0 ? state.masks : NIL)
+			((Mask *) lfirst(lc))->rel->rd_rel->relam = BTREE_AM_OID;
+	}
+	PG_END_TRY();
+	return stmt;
 }
 
 /* ---- executor ------------------------------------------------------------------------------------------------ */
@@ -490,6 +527,8 @@ nemo_plan_init(void)
 	ExecutorEnd_hook = executor_end;
 	state.get_relation_info = get_relation_info_hook;
 	get_relation_info_hook = describe_relation;
+	state.planner = planner_hook;
+	planner_hook = plan_query;
 	CacheRegisterRelcacheCallback(relcache_callback, (Datum) 0);
 	RegisterXactCallback(transaction_callback, NULL);
 	RegisterSubXactCallback(subtransaction_callback, NULL);

@@ -96,8 +96,8 @@ nemo_target(NemoRelInfo *info, rb_slice key, const NemoChain *chain, ItemPointer
 	{
 		bool		own = nemo_writer(newest) == NEMO_OWN;
 
-		if (trust_tag || chain->own_lock >= 0 || newest == seen || (own && rb_x(newest)->cid < cid) ||
-			(seen == NULL && !own && (snapshot == NULL || !IsMVCCSnapshot(snapshot))))
+		if (own ? rb_x(newest)->cid < cid :
+			trust_tag || chain->own_lock >= 0 || newest == seen || snapshot == NULL || !IsMVCCSnapshot(snapshot))
 		{
 			target->result = TM_Ok;
 			target->version = newest;
@@ -108,6 +108,8 @@ nemo_target(NemoRelInfo *info, rb_slice key, const NemoChain *chain, ItemPointer
 		{
 			target->result = TM_Invisible;
 			target->version = newest;
+			target->xmax = (TransactionId) rb_x(newest)->xid;
+			target->cmax = rb_x(newest)->cid;
 			return;
 		}
 	}
