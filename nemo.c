@@ -501,8 +501,11 @@ nemo_raise(rb_status status, const rb_error *err)
 /* ---- module entry -------------------------------------------------------------------------------------------------- */
 
 static void
-define_settings(void)
+define_settings(bool preloaded)
 {
+	/* without preloading the AMs resolve, but every use of a table raises (nemo_buffer) */
+	if (!preloaded)
+		return;
 	DefineCustomStringVariable("nemo.store", "Where the rows of nemo tables are kept.",
 							   "lmdb:DIRECTORY, absolute or relative to the data directory.",
 							   &nemo_store_url, "lmdb:nemo/store", PGC_POSTMASTER, 0, NULL, NULL, NULL);
@@ -525,13 +528,12 @@ define_settings(void)
 void
 _PG_init(void)
 {
-	define_settings();
+	define_settings(process_shared_preload_libraries_in_progress);
 	nemo_ddl_init();
 	nemo_tree_init();
 	RegisterXactCallback(nemo_xact_callback, NULL);
 	RegisterSubXactCallback(nemo_subxact_callback, NULL);
 
-	/* without preloading the AMs resolve, but every use of a table raises (nemo_buffer) */
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 

@@ -293,5 +293,7 @@ nemo_tuple_lock(Relation rel, ItemPointer tid, Snapshot snapshot, TupleTableSlot
 		trust_tag = true;
 		tmfd->traversed = true;
 	}
+	/* the caller goes on with the version that was locked, as after heap's */
+	*tid = at;
 	return result;
 }

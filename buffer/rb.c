@@ -207,11 +207,13 @@ rb_attach(rb_buffer *rb, uint32_t slot, const rb_port *port)
 	t->rng = (uint64_t) slot * 7919 + 12345;
 	t->flights = calloc(RB_BATCH, sizeof(rb_flight));
 	t->cand = calloc(RB_BATCH, sizeof(rb_entry *));
+	t->victims = calloc(RB_VICTIMS, sizeof(rb_victims));
 	t->outcome = calloc(RB_BATCH, 1);
-	if (!t->flights || !t->cand || !t->outcome)
+	if (!t->flights || !t->cand || !t->outcome || !t->victims)
 	{
 		free(t->flights);
 		free(t->cand);
+		free(t->victims);
 		free(t->outcome);
 		free(t);
 		return NULL;
@@ -242,6 +244,7 @@ rb_detach(rb_thread *t)
 	free(t->enc);
 	free(t->sv);
 	free(t->cand);
+	free(t->victims);
 	free(t->outcome);
 	free(t->doubts);
 	free(t);

@@ -271,20 +271,29 @@ rb_node_alloc(rb_buffer *rb)
 	rb_off		off;
 
 	rb_lock(&rb->alloc_lock);
-	off = alloc_locked(rb, RB_NODE_BYTES);
-	if (!off && rb->pool_n)
-		off = rb_offset(rb, pool_pop(rb));
+	/* what is beyond the reserve first, then the heap, then the reserve: that is what it is for */
+	if (rb->pool_n > POOL_BASE + rb->reserved || !(off = alloc_locked(rb, RB_NODE_BYTES)))
+		off = rb->pool_n ? rb_offset(rb, pool_pop(rb)) : 0;
 	rb_unlock(&rb->alloc_lock);
 	return off;
 }
 
+/*
+ * Nodes are the largest blocks of most workloads, and a heap that records have fragmented has no room for them: once
+ * made, they stay nodes.
+ */
 static void
 free_node_locked(rb_buffer *rb, rb_off off)
 {
-	if (rb->pool_n < POOL_BASE + rb->reserved)
-		pool_push(rb, off);
-	else
-		free_locked(rb, off);
+	pool_push(rb, off);
+}
+
+void
+rb_pool_add(rb_buffer *rb, rb_off off)
+{
+	rb_lock(&rb->alloc_lock);
+	pool_push(rb, off);
+	rb_unlock(&rb->alloc_lock);
 }
 
 bool
@@ -314,23 +323,22 @@ rb_pool_unreserve(rb_buffer *rb)
 {
 	rb_lock(&rb->alloc_lock);
 	rb->reserved--;
-	/* some are kept: versions come and go one by one */
-	while (rb->pool_n > 2 * POOL_BASE + rb->reserved)
-		free_locked(rb, rb_offset(rb, pool_pop(rb)));
 	rb_unlock(&rb->alloc_lock);
 }
 
 /* ---- versions ---------------------------------------------------------------------------------------------------- */
 
-rb_version *
-rb_version_alloc(rb_buffer *rb, uint32_t len, bool settled)
+size_t
+rb_version_size(uint32_t len, bool settled)
 {
-	rb_off		off = rb_alloc(rb, (settled ? sizeof(rb_version) : sizeof(rb_xprefix) + sizeof(rb_xversion)) + len);
-	rb_version *v;
+	return (settled ? sizeof(rb_version) : sizeof(rb_xprefix) + sizeof(rb_xversion)) + len;
+}
 
-	if (!off)
-		return NULL;
-	v = rb_at(rb, off);
+rb_version *
+rb_version_init(rb_buffer *rb, rb_off off, uint32_t len, bool settled)
+{
+	rb_version *v = rb_at(rb, off);
+
 	if (!settled)
 	{
 		rb_xprefix *p = rb_at(rb, off);
@@ -348,6 +356,14 @@ rb_version_alloc(rb_buffer *rb, uint32_t len, bool settled)
 	v->tag = 0;
 	atomic_store_explicit(&v->flags, settled ? RB_SETTLED : 0, memory_order_relaxed);
 	return v;
+}
+
+rb_version *
+rb_version_alloc(rb_buffer *rb, uint32_t len, bool settled)
+{
+	rb_off		off = rb_alloc(rb, rb_version_size(len, settled));
+
+	return off ? rb_version_init(rb, off, len, settled) : NULL;
 }
 
 static rb_off

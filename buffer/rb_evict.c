@@ -136,40 +136,29 @@ remove_range(rb_thread *t, rb_slice lo, rb_slice hi, size_t bytes, bool all)
 	return freed;
 }
 
-/* One leaf's neighbourhood: flush what is dirty in it, then remove.  *freed grows. */
-static rb_status
-evict_once(rb_thread *t, size_t bytes, bool all, size_t *freed, rb_error *err)
+/* The neighbourhood of a random leaf joins the victims: what is dirty in it becomes a candidate for the flush. */
+static size_t
+pick(rb_thread *t, size_t bytes, bool all, rb_victims *victims)
 {
 	rb_seen		run[RUN];
-	uint8_t		lo[RB_MAX_KEY + 8],
-				hi[RB_MAX_KEY + 8];
-	uint32_t	lo_len,
-				hi_len,
-				n;
+	uint32_t	n;
 	size_t		expected = 0;
-	rb_entry   *e;
+	rb_entry   *e = rb_random_leaf(t);
 	rb_key		k;
-	rb_status	status = RB_OK;
 
-	rb_enter(t);
-	e = rb_random_leaf(t);
 	if (!e)
-	{
-		rb_leave(t);
-		return RB_OK;
-	}
+		return 0;
 	k = rb_mkkey(e->key, e->klen);
 	n = rb_run_forward(t->rb, &k, run, RUN);
-	t->ncand = 0;
-	memcpy(lo, run[0].e->key, run[0].e->klen);
-	lo_len = run[0].e->klen;
+	memcpy(victims->lo, run[0].e->key, run[0].e->klen);
+	victims->lo_len = run[0].e->klen;
 	for (uint32_t i = 0; i < n && expected < bytes; i++)
 	{
 		uint16_t	f = run[i].flags;
 
 		e = run[i].e;
-		memcpy(hi, e->key, e->klen);
-		hi_len = e->klen;
+		memcpy(victims->hi, e->key, e->klen);
+		victims->hi_len = e->klen;
 		if (!all && (f & RB_REF))
 			continue;
 		if (f & RB_DIRTY)
@@ -178,12 +167,30 @@ evict_once(rb_thread *t, size_t bytes, bool all, size_t *freed, rb_error *err)
 			continue;
 		expected += rb_entry_bytes(t->rb, e);
 	}
-	rb_succ(hi, &hi_len);
+	rb_succ(victims->hi, &victims->hi_len);
+	return expected;
+}
+
+/* Flush what is dirty around a few random leaves in one write, then remove.  *freed grows. */
+static rb_status
+evict_once(rb_thread *t, size_t bytes, bool all, size_t *freed, rb_error *err)
+{
+	uint32_t	n = 0;
+	size_t		expected = 0,
+				start = *freed;
+	rb_status	status = RB_OK;
+
+	rb_enter(t);
+	t->ncand = 0;
+	while (n < RB_VICTIMS && expected < bytes && t->ncand + RUN <= RB_BATCH)
+		expected += pick(t, bytes - expected, all, &t->victims[n++]);
 	if (t->ncand)
 		status = rb_flush_cand(t, err);	/* leaves the guard */
 	else
 		rb_leave(t);
-	*freed += remove_range(t, (rb_slice) {lo, lo_len}, (rb_slice) {hi, hi_len}, bytes, all);
+	for (uint32_t i = 0; i < n && *freed - start < bytes; i++)
+		*freed += remove_range(t, (rb_slice) {t->victims[i].lo, t->victims[i].lo_len},
+							   (rb_slice) {t->victims[i].hi, t->victims[i].hi_len}, bytes - (*freed - start), all);
 	return status;
 }
 
@@ -238,6 +245,7 @@ rb_alloc_evict(rb_thread *t, size_t bytes, rb_status *status, rb_error *err)
 	rb_off		off;
 	rb_status	last = RB_OK;
 	rb_error	why = {0};
+	size_t		want;
 
 	*status = RB_OK;
 	for (uint32_t tries = 0; tries < 16; tries++)
@@ -253,8 +261,10 @@ rb_alloc_evict(rb_thread *t, size_t bytes, rb_status *status, rb_error *err)
 			return off;
 		if (bytes > t->rb->heap_bytes)
 			break;
+		/* what is free may be in pieces: more and more goes, at last all of it */
+		want = tries < 2 ? 0 : t->rb->heap_bytes >> (tries < 10 ? 10 - tries : 0);
 		t->pressed = tries >= 4;
-		last = rb_evict(t, bytes * (1 + tries / 4) + RB_NODE_BYTES, &freed, &why);
+		last = rb_evict(t, want > bytes + RB_NODE_BYTES ? want : bytes + RB_NODE_BYTES, &freed, &why);
 		t->pressed = false;
 		if (freed == 0)
 		{

@@ -249,6 +249,15 @@ typedef struct rb_flight
 	size_t		at, len;		/* encoded form in `enc` */
 } rb_flight;
 
+typedef struct rb_victims
+{
+	uint32_t	lo_len,
+				hi_len;
+	uint8_t		lo[RB_MAX_KEY + 8],	/* entries in [lo, hi) are to go */
+				hi[RB_MAX_KEY + 8];
+} rb_victims;
+
+#define RB_VICTIMS		8		/* neighbourhoods that are evicted together */
 #define RB_BATCH		256		/* entries flushed in one write, at most */
 #define RB_BATCH_BYTES	(4 * 1024 * 1024)
 
@@ -288,6 +297,7 @@ struct rb_thread
 	rb_stored_version *sv;
 	uint32_t	sv_cap;
 
+	rb_victims *victims;		/* RB_VICTIMS */
 	rb_entry  **cand;			/* RB_BATCH, under the guard */
 	uint8_t    *outcome;
 	uint32_t	ncand;
@@ -345,6 +355,9 @@ extern rb_off rb_node_alloc(rb_buffer *rb);
 /* One more (less) version may be installed: keeps enough nodes aside.  false = no memory. */
 extern bool rb_pool_reserve(rb_buffer *rb);
 extern void rb_pool_unreserve(rb_buffer *rb);
+extern void rb_pool_add(rb_buffer *rb, rb_off node);	/* for a reservation that failed */
+extern size_t rb_version_size(uint32_t len, bool settled);	/* of the block */
+extern rb_version *rb_version_init(rb_buffer *rb, rb_off block, uint32_t len, bool settled);
 extern rb_version *rb_version_alloc(rb_buffer *rb, uint32_t len, bool settled); /* shared; NULL = none */
 extern void rb_version_block_free(rb_buffer *rb, rb_version *v);	/* never visible to anybody */
 extern size_t rb_version_bytes(const rb_buffer *rb, const rb_version *v);

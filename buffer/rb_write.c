@@ -26,15 +26,51 @@ grow_reserves(rb_thread *t)
 	return true;
 }
 
+static void
+drop_pieces(rb_buffer *rb, rb_reserve *r)
+{
+	rb_free(rb, r->entry);
+	rb_free(rb, r->carrier);
+	if (r->v)
+		rb_version_block_free(rb, r->v);
+}
+
+/* The pieces one by one: a fragmented heap may have room for each of them and not for the sum. */
+static rb_status
+get_pieces(rb_thread *t, rb_reserve *r, uint32_t data_len, bool settled, rb_error *err)
+{
+	rb_buffer  *rb = t->rb;
+	rb_status	status = RB_OK;
+	rb_off		block;
+
+	if (t->spare && t->spare_klen == r->klen)
+	{
+		r->entry = t->spare;
+		t->spare = 0;
+	}
+	else if (!(r->entry = rb_alloc_evict(t, sizeof(rb_entry) + r->klen, &status, err)))
+		return status;
+	if (settled && !(r->carrier = rb_alloc_evict(t, sizeof(rb_carrier), &status, err)))
+		return status;
+	block = rb_alloc_evict(t, rb_version_size(data_len, settled), &status, err);
+	if (!block)
+		return status;
+	r->v = rb_version_init(rb, block, data_len, settled);
+	while (!rb_pool_reserve(rb))
+	{
+		block = rb_alloc_evict(t, RB_NODE_BYTES, &status, err);
+		if (!block)
+			return status;
+		rb_pool_add(rb, block);
+	}
+	return RB_OK;
+}
+
 rb_status
 rb_version_new(rb_thread *t, uint32_t key_len, uint32_t data_len, bool settled, rb_version **v, rb_error *err)
 {
-	rb_buffer  *rb = t->rb;
 	rb_reserve *r;
-	rb_status	status = RB_OK;
-	size_t		entry_bytes = sizeof(rb_entry) + key_len;
-	size_t		bytes = (settled ? sizeof(rb_version) : sizeof(rb_xprefix) + sizeof(rb_xversion)) + data_len;
-	rb_off		block;
+	rb_status	status;
 
 	*v = NULL;
 	if (key_len > RB_MAX_KEY || key_len < RB_TREE_LEN)
@@ -44,38 +80,15 @@ rb_version_new(rb_thread *t, uint32_t key_len, uint32_t data_len, bool settled, 
 	if (!grow_reserves(t))
 		return rb_fail(err, RB_NOMEM, "out of memory");
 
-	rb_make_room(t, bytes + entry_bytes);
-	/* the pieces one by one; others may take what eviction frees */
+	rb_make_room(t, rb_version_size(data_len, settled) + sizeof(rb_entry) + key_len);
 	r = &t->reserves[t->nreserves];
 	memset(r, 0, sizeof(*r));
 	r->klen = key_len;
-	for (uint32_t tries = 0;; tries++)
+	status = get_pieces(t, r, data_len, settled, err);
+	if (status != RB_OK)
 	{
-		if (t->spare && t->spare_klen == key_len)
-		{
-			r->entry = t->spare;
-			t->spare = 0;
-		}
-		if (!r->entry)
-			r->entry = rb_alloc(rb, entry_bytes);
-		if (r->entry && settled && !r->carrier)
-			r->carrier = rb_alloc(rb, sizeof(rb_carrier));
-		if (r->entry && (!settled || r->carrier) && (r->v || (r->v = rb_version_alloc(rb, data_len, settled)) != NULL) &&
-			rb_pool_reserve(rb))
-			break;
-		block = tries < 4 ? rb_alloc_evict(t, bytes + entry_bytes + RB_NODE_BYTES + 64, &status, err) : 0;
-		if (block)
-			rb_free(rb, block);
-		else
-		{
-			if (status == RB_OK)
-				status = rb_fail(err, RB_FULL, "record buffer is full of records in use: increase nemo.buffer_size");
-			rb_free(rb, r->entry);
-			rb_free(rb, r->carrier);
-			if (r->v)
-				rb_version_block_free(rb, r->v);
-			return status;
-		}
+		drop_pieces(t->rb, r);
+		return status;
 	}
 	t->nreserves++;
 	*v = r->v;
