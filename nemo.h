@@ -281,6 +281,12 @@ extern void nemo_unique_violation(Relation index, Datum *values, bool *isnull, R
 /* true: the update just done by tuple_update left this index's entry for tid as it is: nothing to insert */
 extern bool nemo_update_left_index(Relation rel, Oid indexoid, ItemPointer tid);
 
+/*
+ * true: the row was inserted a moment ago by this transaction, and no snapshot sees any other row of that rowid; so the
+ * trees of secondary indexes hold no entry of it.
+ */
+extern bool nemo_row_is_fresh(const NemoRelInfo *info, uint64 rowid);
+
 /* nemo_index.c: versioned delete of one entry, by DELETE and by UPDATEs that change the key */
 extern void nemo_index_delete_entry(Relation rel, NemoRelInfo *info, NemoIndexInfo *index, Datum *values, bool *isnull,
 									uint64 rowid, rb_slice row_key, CommandId cid);

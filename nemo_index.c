@@ -6,7 +6,7 @@
  * them, so a snapshot that sees an entry sees the row version it was made from.  A unique check is decided on the
  * chain of the one key there can be (F10): a running writer of it is waited for and the key looked at again.
  */
-#include "nemo.h"
+#include "nemo_table.h"
 
 #include "access/amapi.h"
 #include "access/nbtree.h"
@@ -352,6 +352,30 @@ insert_entry(Relation heap, Relation index, NemoIndexInfo *ix, Datum *values, bo
 	}
 }
 
+/*
+ * An entry that ends in the key of a row that is new itself: nobody has to look whether it is there.  false: something
+ * is known about the key, so looking costs nothing.
+ */
+static bool
+insert_new_entry(NemoIndexInfo *ix)
+{
+	rb_thread  *thread = nemo_thread();
+	NemoChange	change = {slice_of(&scratch.key), NULL};
+	const rb_version *head;
+	rb_status	status;
+
+	rb_enter(thread);
+	status = rb_lookup(thread, change.key, &head);
+	rb_leave(thread);
+	if (status != RB_UNKNOWN)
+		return false;
+	change.v = nemo_prepare(change.key.len, RB_DATA, 0, GetCurrentCommandId(true), LockTupleExclusive,
+							scratch.value.data, scratch.value.len);
+	nemo_install_fresh(&change, 1);
+	nemo_tree_count(ix->tree, 1, change.key.len + scratch.value.len);
+	return true;
+}
+
 /* aminsert */
 bool
 nemo_index_insert(Relation index, Datum *values, bool *isnull, ItemPointer tid, Relation heap,
@@ -388,7 +412,8 @@ nemo_index_insert(Relation index, Datum *values, bool *isnull, ItemPointer tid, 
 	if (check != UNIQUE_CHECK_EXISTING)
 	{
 		nemo_entry_value(info, ix, RelationGetDescr(index), values, isnull, rowid, row_key, &scratch.value);
-		if (!insert_entry(heap, index, ix, values, isnull, rowid, tid, ix->unique ? check : UNIQUE_CHECK_NO))
+		if (!((!ix->unique || null_distinct) && nemo_row_is_fresh(info, rowid) && insert_new_entry(ix)) &&
+			!insert_entry(heap, index, ix, values, isnull, rowid, tid, ix->unique ? check : UNIQUE_CHECK_NO))
 			return false;
 	}
 

@@ -52,6 +52,11 @@ static struct
 	int			max_left;
 	Oid		   *left;
 
+	/* rows just inserted where no version of any row was before */
+	NemoTree	fresh_tree;
+	uint64		fresh_first;
+	uint64		fresh_last;
+
 	/* scratch, in TopMemoryContext */
 	StringInfoData data;
 	StringInfoData key;
@@ -86,6 +91,7 @@ modify_xact_callback(XactEvent event, void *arg)
 			break;
 	}
 	state.relid = InvalidOid;
+	state.fresh_tree = 0;
 }
 
 static void
@@ -108,6 +114,7 @@ modify_subxact_callback(SubXactEvent event, SubTransactionId my, SubTransactionI
 			p->subid = parent;
 	}
 	state.relid = InvalidOid;
+	state.fresh_tree = 0;
 }
 
 static void
@@ -171,6 +178,20 @@ nemo_pending_key(NemoTree row_tree, uint64 rowid, StringInfo out)
 	resetStringInfo(out);
 	appendBinaryStringInfo(out, (const char *) p->bytes, (int) p->key_len);
 	return true;
+}
+
+static void
+note_fresh(const NemoRelInfo *info, uint64 first, uint64 last)
+{
+	state.fresh_tree = info->tree;
+	state.fresh_first = first;
+	state.fresh_last = last;
+}
+
+bool
+nemo_row_is_fresh(const NemoRelInfo *info, uint64 rowid)
+{
+	return state.fresh_tree == info->tree && rowid >= state.fresh_first && rowid <= state.fresh_last;
 }
 
 /* ---- keys of rows -------------------------------------------------------------------------------------------------- */
@@ -241,6 +262,7 @@ insert_fresh(Relation rel, NemoRelInfo *info, TupleTableSlot **slots, int nslots
 	int64		bytes = 0;
 	uint64		rowid = nemo_rowid_alloc(info->tree, (uint32) nslots);
 
+	note_fresh(info, rowid, rowid + nslots - 1);
 	for (int i = 0; i < nslots; i++, rowid++)
 	{
 		TupleTableSlot *slot = slots[i];
@@ -431,6 +453,10 @@ nemo_place_row(Relation rel, Relation index, Datum *values, bool *isnull, ItemPo
 		/* who holds a ctid of the row that was here must not take this one for it */
 		v->tag = chain.live != NULL ? (chain.live->tag + 1) & 15 : 0;
 		tag = v->tag;
+		if (head == NULL)
+			note_fresh(info, rowid, rowid);
+		else
+			state.fresh_tree = 0;
 		placed = nemo_install_with(key, v, &chain, in_key ? NULL : &map);
 		rb_leave(thread);
 		if (placed)

@@ -193,6 +193,7 @@ verify_rows(Verify *v, Relation rel)
 			if (predicates[i] != NULL && !ExecQual(predicates[i], econtext))
 				continue;
 			FormIndexDatum(ix->ii, slot, estate, values, isnull);
+			resetStringInfo(&key);
 			nemo_entry_key(ix, values, isnull, slice_of(&row_key), &key, &prefix, &null_distinct);
 			if (ix->clustered)
 			{

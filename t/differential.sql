@@ -9,8 +9,8 @@ SET client_min_messages = warning;
 CREATE TABLE p (a int, b text, c numeric);
 INSERT INTO p SELECT g, 'row ' || g, g / 3.0 FROM generate_series(1, 300) g;
 SELECT count(*), sum(a), min(b), max(b), sum(c) FROM p;
-UPDATE p SET b = b || '!' WHERE a % 7 = 0 RETURNING a, b;
-DELETE FROM p WHERE a BETWEEN 10 AND 20 RETURNING *;
+WITH x AS (UPDATE p SET b = b || '!' WHERE a % 7 = 0 RETURNING a, b) SELECT * FROM x ORDER BY 1;
+WITH x AS (DELETE FROM p WHERE a BETWEEN 10 AND 20 RETURNING *) SELECT * FROM x ORDER BY 1;
 SELECT * FROM p WHERE a < 30 ORDER BY a;
 UPDATE p SET a = a + 1;
 SELECT count(*), sum(a), min(a), max(a) FROM p;
@@ -20,7 +20,7 @@ DELETE FROM p x USING p y WHERE x.a = y.a + 1000;
 SELECT count(*), sum(a) FROM p;
 UPDATE p SET c = NULL, b = NULL WHERE a = 50 RETURNING *;
 SELECT * FROM p WHERE c IS NULL ORDER BY 1;
-DELETE FROM p WHERE ctid IN (SELECT ctid FROM p ORDER BY a LIMIT 5) RETURNING a;
+WITH x AS (DELETE FROM p WHERE ctid IN (SELECT ctid FROM p ORDER BY a LIMIT 5) RETURNING a) SELECT * FROM x ORDER BY 1;
 UPDATE p SET b = 'by ctid' WHERE ctid = (SELECT ctid FROM p WHERE a = 60) RETURNING *;
 DELETE FROM p x USING p y WHERE x.ctid = y.ctid AND x.a = 61 RETURNING x.a, y.b;
 TRUNCATE p;
@@ -28,7 +28,7 @@ SELECT count(*) FROM p;
 INSERT INTO p VALUES (1, 'one', 1), (2, 'two', 2), (3, NULL, NULL) RETURNING *;
 ALTER TABLE p ADD COLUMN d int DEFAULT 7;
 SELECT * FROM p ORDER BY a;
-UPDATE p SET d = d + a RETURNING *;
+WITH x AS (UPDATE p SET d = d + a RETURNING *) SELECT * FROM x ORDER BY 1;
 ALTER TABLE p DROP COLUMN b;
 INSERT INTO p VALUES (4, 4, 4) RETURNING *;
 ALTER TABLE p ALTER COLUMN a TYPE bigint;
@@ -274,8 +274,8 @@ BEGIN
   RETURN NULL;
 END $$;
 CREATE TRIGGER stmt AFTER UPDATE ON tr REFERENCING OLD TABLE AS o NEW TABLE AS n FOR EACH STATEMENT EXECUTE FUNCTION transitions();
-UPDATE tr SET v = 'same' RETURNING *;
-SELECT t, op, old_row, new_row FROM audit ORDER BY seq;
+WITH x AS (UPDATE tr SET v = 'same' RETURNING *) SELECT * FROM x ORDER BY 1;
+SELECT t, op, old_row, new_row FROM audit ORDER BY t, op, old_row, new_row;
 
 \echo == foreign keys
 CREATE TABLE parent (id int PRIMARY KEY, code text UNIQUE);
@@ -332,7 +332,7 @@ BEGIN;
 SELECT * FROM hot WHERE id = 1 FOR UPDATE;
 SELECT * FROM hot WHERE id = 1 FOR SHARE;
 UPDATE hot SET n = 0 WHERE id = 1 RETURNING *;
-SELECT * FROM hot FOR NO KEY UPDATE SKIP LOCKED;
+SELECT * FROM hot ORDER BY id FOR NO KEY UPDATE SKIP LOCKED;
 SELECT * FROM hot ORDER BY id FOR KEY SHARE NOWAIT;
 COMMIT;
 SELECT * FROM hot ORDER BY id;
@@ -466,4 +466,5 @@ SELECT n FROM tk WHERE k = 'key0001';
 MERGE INTO oc USING (VALUES (1, 'm1'), (77, 'm77')) m (id, u) ON oc.id = m.id
   WHEN MATCHED THEN UPDATE SET u = m.u WHEN NOT MATCHED THEN INSERT VALUES (m.id, m.u, 5);
 SELECT * FROM oc ORDER BY id;
-WITH moved AS (DELETE FROM oc WHERE id > 70 RETURNING *) INSERT INTO oc SELECT id + 1, u, n FROM moved RETURNING *;
+WITH moved AS (DELETE FROM oc WHERE id > 70 RETURNING *), back AS (INSERT INTO oc SELECT id + 1, u, n FROM moved RETURNING *)
+  SELECT * FROM back ORDER BY id;
