@@ -287,6 +287,17 @@ rb_alloc_evict(rb_thread *t, size_t bytes, rb_status *status, rb_error *err)
 	return 0;
 }
 
+/* Evicts until a record of so many bytes fits in one piece; others may be quicker to take it. */
+rb_status
+rb_clear_space(rb_thread *t, size_t bytes, rb_error *err)
+{
+	rb_status	status;
+	rb_off		block = rb_alloc_evict(t, bytes + sizeof(rb_xprefix) + sizeof(rb_xversion), &status, err);
+
+	rb_free(t->rb, block);
+	return block ? RB_OK : status;
+}
+
 rb_status
 rb_tree_evict(rb_thread *t, uint64_t tree, rb_error *err)
 {

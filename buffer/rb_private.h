@@ -515,6 +515,7 @@ extern void rb_abandon_flights(rb_thread *t);
 /* Tries to bring free memory to `bytes` above the head-room; failure to do so is no error. */
 extern void rb_make_room(rb_thread *t, size_t bytes);
 /* Allocates, evicting when needed.  status says why not. */
+extern rb_status rb_clear_space(rb_thread *t, size_t bytes, rb_error *err);
 extern rb_off rb_alloc_evict(rb_thread *t, size_t bytes, rb_status *status, rb_error *err);
 
 /* channels of rb_port.wait */

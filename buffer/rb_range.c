@@ -112,6 +112,46 @@ close_window(range *r)
 
 /* ---- admission --------------------------------------------------------------------------------------------------- */
 
+/* The record's entry and versions are held since `held`, the entry's block first.  RB_FULL = no node. */
+static rb_status
+insert_record(rb_thread *t, const rb_key *k, rb_off block, rb_version *v, bool listed, uint32_t held)
+{
+	rb_buffer  *rb = t->rb;
+	rb_status	status = RB_OK;
+	rb_path		path;
+	bool		equal;
+	rb_entry   *e;
+
+	rb_lock(&rb->latch);
+	e = rb_find(rb, k, &path, &equal);
+	if (rb_ticket_broken_latched(t))
+		status = RB_UNKNOWN;
+	else if (equal && (rb_flags(e) & RB_SENTINEL))
+	{
+		rb_entry_resolve(rb, e, rb_offset(rb, v));
+		if (listed)
+			rb_set(e, RB_LISTED);
+		rb_free(rb, block);
+		rb_unhold(t, held);
+		rb_count(t, RB_C_ADMITTED, 1);
+	}
+	else if (!equal && (!rb_in_tree(e, k->tree) || (rb_flags(e) & RB_GAP)))
+	{
+		/* the gap behind it is opened until it is sealed (A2) */
+		e = rb_entry_init(rb, block, (rb_slice) {k->data, k->len}, RB_GAP | (listed ? RB_LISTED : 0),
+						  rb_offset(rb, v));
+		if (rb_entry_add(rb, &path, e))
+		{
+			rb_unhold(t, held);
+			rb_count(t, RB_C_ADMITTED, 1);
+		}
+		else
+			status = RB_FULL;
+	}
+	rb_unlock(&rb->latch);
+	return status;
+}
+
 rb_status
 rb_admit(rb_thread *t, const st_record *rec, rb_error *err)
 {
@@ -121,13 +161,10 @@ rb_admit(rb_thread *t, const st_record *rec, rb_error *err)
 	uint32_t	held = t->nheld;
 	const rb_version *old;
 	rb_version *v;
-	bool		listed,
-				equal;
+	bool		listed;
 	rb_status	status;
 	rb_known	known;
 	rb_off		block;
-	rb_path		path;
-	rb_entry   *e;
 
 	rb_enter(t);
 	known = rb_look(t, &k, &old);
@@ -143,8 +180,9 @@ rb_admit(rb_thread *t, const st_record *rec, rb_error *err)
 	for (uint32_t tries = 0; status == RB_FULL && tries < 3; tries++)
 	{
 		rb_release_held(t, held + 1);
-		rb_make_room(t, rec->value.len * 2 + 4 * RB_NODE_BYTES);
-		status = rb_build(t, rec->value, true, &v, &listed, err);
+		status = rb_clear_space(t, rec->value.len, err);
+		if (status == RB_OK)
+			status = rb_build(t, rec->value, true, &v, &listed, err);
 	}
 	if (status != RB_OK)
 	{
@@ -152,32 +190,19 @@ rb_admit(rb_thread *t, const st_record *rec, rb_error *err)
 		return status;
 	}
 
-	rb_lock(&rb->latch);
-	e = rb_find(rb, &k, &path, &equal);
-	if (rb_ticket_broken_latched(t))
-		status = RB_UNKNOWN;
-	else if (equal && (rb_flags(e) & RB_SENTINEL))
+	for (uint32_t tries = 0; tries < 4; tries++)
 	{
-		rb_entry_resolve(rb, e, rb_offset(rb, v));
-		if (listed)
-			rb_set(e, RB_LISTED);
-		/* all but the entry's block, which was held first */
-		rb_unhold(t, held + 1);
-		rb_count(t, RB_C_ADMITTED, 1);
+		rb_off		node;
+
+		status = insert_record(t, &k, block, v, listed, held);
+		if (status != RB_FULL)
+			break;
+		node = rb_alloc_evict(t, RB_NODE_BYTES, &status, err);
+		if (!node)
+			break;
+		rb_pool_add(rb, node);
+		status = rb_fail(err, RB_FULL, "no room for a node in the record buffer: increase nemo.buffer_size");
 	}
-	else if (!equal && (!rb_in_tree(e, k.tree) || (rb_flags(e) & RB_GAP)))
-	{
-		/* the gap behind it is opened until it is sealed (A2) */
-		e = rb_entry_init(rb, block, key, RB_GAP | (listed ? RB_LISTED : 0), rb_offset(rb, v));
-		if (rb_entry_add(rb, &path, e))
-		{
-			rb_unhold(t, held);
-			rb_count(t, RB_C_ADMITTED, 1);
-		}
-		else
-			status = rb_fail(err, RB_FULL, "no room in the record buffer: increase nemo.buffer_size");
-	}
-	rb_unlock(&rb->latch);
 	rb_release_held(t, held);
 	return status;
 }
@@ -791,7 +816,7 @@ rb_probe(rb_thread *t, rb_slice key, rb_error *err)
 		else if (known != RB_K_MISS)
 			break;
 		else if (round > 10)
-			status = rb_fail(err, RB_FULL, "no room in the record buffer: increase nemo.buffer_size");
+			status = rb_fail(err, RB_FULL, "no room for a fetched record: increase nemo.buffer_size");
 		else
 		{
 			if (round == 0)

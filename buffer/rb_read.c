@@ -383,8 +383,9 @@ settle_claim(rb_thread *t, rb_slice key, point *p, const st_record *rec, bool ke
 		if (status == RB_FULL)
 		{
 			rb_release_held(t, held);
-			rb_make_room(t, rec->value.len * 2 + 1024);
-			status = rb_build(t, rec->value, true, &head, &listed, err);
+			status = rb_clear_space(t, rec->value.len, err);
+			if (status == RB_OK)
+				status = rb_build(t, rec->value, true, &head, &listed, err);
 		}
 		if (status != RB_OK)
 		{
