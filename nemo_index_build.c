@@ -96,7 +96,8 @@ collect(Relation index, ItemPointer tid, Datum *values, bool *isnull, bool alive
 
 		initStringInfo(&key);
 		nemo_entry_key(b->ix, values, isnull, row_key, &key, &prefix, &null_distinct);
-		appendBinaryStringInfo(&b->item, key.data, key.len);
+		/* the sort looks at the first bytes first: not at those of the tree, which are the same in all keys */
+		appendBinaryStringInfo(&b->item, key.data + RB_TREE_LEN, key.len - RB_TREE_LEN);
 		tail = (BuildTail) {(uint16) key.len, (uint16) prefix, null_distinct};
 	}
 	nemo_entry_value(b->info, b->ix, RelationGetDescr(index), values, isnull, rowid, row_key, &b->value);
@@ -222,20 +223,24 @@ load_sorted(BuildState *b)
 		const uint8 *data = (const uint8 *) VARDATA_ANY(item);
 		uint32		len = VARSIZE_ANY_EXHDR(item) - sizeof(BuildTail);
 		BuildTail	tail;
+		uint8	   *key_bytes;
 		rb_slice	key;
 		rb_slice	value;
 
 		CHECK_FOR_INTERRUPTS();
 		memcpy(&tail, data + len, sizeof(tail));
-		key = (rb_slice) {data, tail.key_len};
-		value = (rb_slice) {data + tail.key_len, len - tail.key_len};
+		key_bytes = palloc(tail.key_len);
+		nemo_put_be64(key_bytes, b->ix->tree);
+		memcpy(key_bytes + RB_TREE_LEN, data, tail.key_len - RB_TREE_LEN);
+		key = (rb_slice) {key_bytes, tail.key_len};
+		value = (rb_slice) {data + tail.key_len - RB_TREE_LEN, len + RB_TREE_LEN - tail.key_len};
 		if (b->index->rd_index->indisunique)
 		{
-			if (!tail.null_distinct && last.len == tail.prefix && memcmp(last.data, data, tail.prefix) == 0)
+			if (!tail.null_distinct && last.len == tail.prefix && memcmp(last.data, key.data, tail.prefix) == 0)
 				duplicate(b, key, value);
 			resetStringInfo(&last);
 			if (!tail.null_distinct)
-				appendBinaryStringInfo(&last, (const char *) data, tail.prefix);
+				appendBinaryStringInfo(&last, (const char *) key.data, tail.prefix);
 		}
 		b->keys[b->n] = key;
 		b->values[b->n] = value;

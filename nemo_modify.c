@@ -52,10 +52,12 @@ static struct
 	int			max_left;
 	Oid		   *left;
 
-	/* rows just inserted where no version of any row was before */
+	/* rows just inserted where no version of any row was before, in the order in which their entries come */
 	NemoTree	fresh_tree;
-	uint64		fresh_first;
-	uint64		fresh_last;
+	int			nfresh;
+	int			max_fresh;
+	int			next_fresh;
+	uint64	   *fresh;
 
 	/* scratch, in TopMemoryContext */
 	StringInfoData data;
@@ -181,17 +183,34 @@ nemo_pending_key(NemoTree row_tree, uint64 rowid, StringInfo out)
 }
 
 static void
-note_fresh(const NemoRelInfo *info, uint64 first, uint64 last)
+note_fresh(const NemoRelInfo *info, uint64 rowid, bool more)
 {
+	if (!more || state.fresh_tree != info->tree)
+		state.nfresh = 0;
+	if (state.nfresh == state.max_fresh)
+	{
+		state.max_fresh = Max(64, state.max_fresh * 2);
+		state.fresh = state.fresh == NULL ? MemoryContextAlloc(TopMemoryContext, state.max_fresh * sizeof(uint64)) :
+			repalloc(state.fresh, state.max_fresh * sizeof(uint64));
+	}
 	state.fresh_tree = info->tree;
-	state.fresh_first = first;
-	state.fresh_last = last;
+	state.fresh[state.nfresh++] = rowid;
+	state.next_fresh = 0;
 }
 
 bool
 nemo_row_is_fresh(const NemoRelInfo *info, uint64 rowid)
 {
-	return state.fresh_tree == info->tree && rowid >= state.fresh_first && rowid <= state.fresh_last;
+	if (state.fresh_tree != info->tree)
+		return false;
+	/* entries come row by row */
+	for (int i = state.next_fresh; i < state.nfresh; i++)
+		if (state.fresh[i] == rowid)
+		{
+			state.next_fresh = i;
+			return true;
+		}
+	return false;
 }
 
 /* ---- keys of rows -------------------------------------------------------------------------------------------------- */
@@ -262,12 +281,12 @@ insert_fresh(Relation rel, NemoRelInfo *info, TupleTableSlot **slots, int nslots
 	int64		bytes = 0;
 	uint64		rowid = nemo_rowid_alloc(info->tree, (uint32) nslots);
 
-	note_fresh(info, rowid, rowid + nslots - 1);
 	for (int i = 0; i < nslots; i++, rowid++)
 	{
 		TupleTableSlot *slot = slots[i];
 
 		nemo_row_form(rel, slot, false, rowid, &state.data);
+		note_fresh(info, rowid, i > 0);
 		put_map_key(info, rowid, keys[n]);
 		changes[n].key = (rb_slice) {keys[n], sizeof(keys[n])};
 		changes[n].v = nemo_prepare(sizeof(keys[n]), RB_DATA, 0, cid, LockTupleExclusive, state.data.data,
@@ -344,6 +363,91 @@ visit_nothing(void *arg, uint32_t i, rb_slice key, const rb_version *head)
 	return true;
 }
 
+/*
+ * Place those of the n oldest rows that wait whose keys are known to be free, in one log record for FRESH_ROWS of them.
+ * The others wait on, for nemo_place_row() to fetch, to wait for somebody, or to complain.  On return slots[] of those
+ * that were placed are right as they are: the tag of a new row is 0.
+ */
+static void
+place_known(NemoRelInfo *info, int n)
+{
+	rb_thread  *thread = nemo_thread();
+	dlist_node *node = dlist_head_node(&state.pending);
+	bool		more = false;
+
+	while (n > 0)
+	{
+		Pending    *rows[FRESH_ROWS];
+		rb_version *v[FRESH_ROWS];
+		NemoChange	changes[2 * FRESH_ROWS];
+		NemoChange	maps[FRESH_ROWS];
+		uint8		map_keys[FRESH_ROWS][RB_TREE_LEN + 8];
+		bool		placed[FRESH_ROWS];
+		int			batch = 0;
+		int			nchanges = 0;
+		int64		bytes = 0;
+		int64		nplaced = 0;
+
+		for (; batch < FRESH_ROWS && batch < n && bytes < FRESH_BYTES; batch++)
+		{
+			Pending    *p = dlist_container(Pending, node, node);
+
+			rows[batch] = p;
+			node = node->next;
+			bytes += p->key_len + p->data_len;
+			v[batch] = nemo_prepare(p->key_len, RB_DATA, 0, p->cid, LockTupleExclusive, p->bytes + p->key_len,
+									p->data_len);
+			maps[batch].v = NULL;
+			if (nemo_rowid_in_key(info, p->rowid))
+				continue;
+			put_map_key(info, p->rowid, map_keys[batch]);
+			maps[batch].key = (rb_slice) {map_keys[batch], sizeof(map_keys[batch])};
+			maps[batch].v = nemo_prepare(sizeof(map_keys[batch]), RB_DATA, 0, p->cid, LockTupleExclusive,
+										 p->bytes + RB_TREE_LEN, p->key_len - RB_TREE_LEN);
+		}
+
+		rb_enter(thread);
+		for (int i = 0; i < batch; i++)
+		{
+			rb_put_args put = {.key = {rows[i]->bytes, rows[i]->key_len}, .v = v[i], .dirty = true};
+
+			/* expects a key that is known and absent */
+			placed[i] = rb_put(thread, &put) == RB_OK;
+			if (!placed[i])
+				continue;
+			nemo_installed(v[i]);
+			changes[nchanges++] = (NemoChange) {put.key, v[i]};
+			if (maps[i].v != NULL)
+			{
+				nemo_put_fresh(&maps[i]);
+				changes[nchanges++] = maps[i];
+			}
+		}
+		if (nchanges > 0)
+			nemo_log_changes(changes, nchanges);
+		rb_leave(thread);
+
+		bytes = 0;
+		for (int i = 0; i < batch; i++)
+		{
+			if (placed[i])
+			{
+				note_fresh(info, rows[i]->rowid, more);
+				more = true;
+				nplaced++;
+				bytes += rows[i]->key_len + rows[i]->data_len;
+				forget_pending(rows[i]);
+				continue;
+			}
+			nemo_discard(v[i]);
+			if (maps[i].v != NULL)
+				nemo_discard(maps[i].v);
+		}
+		nemo_count(info->tree, nplaced, bytes);
+		n -= batch;
+	}
+}
+
 void
 nemo_multi_insert(Relation rel, TupleTableSlot **slots, int nslots, CommandId cid, int options,
 				  struct BulkInsertStateData *bistate)
@@ -352,6 +456,7 @@ nemo_multi_insert(Relation rel, TupleTableSlot **slots, int nslots, CommandId ci
 	rb_slice   *keys;
 	rb_error	err = {0};
 	rb_status	status;
+	bool		alone;
 
 	(void) options;
 	(void) bistate;
@@ -366,7 +471,8 @@ nemo_multi_insert(Relation rel, TupleTableSlot **slots, int nslots, CommandId ci
 		return;
 	}
 
-	/* what is not known about their keys comes in one request, before they are placed one by one */
+	/* what is not known about their keys comes in one request, before they are placed */
+	alone = dlist_is_empty(&state.pending);
 	keys = palloc(nslots * sizeof(rb_slice));
 	for (int i = 0; i < nslots; i++)
 	{
@@ -380,6 +486,8 @@ nemo_multi_insert(Relation rel, TupleTableSlot **slots, int nslots, CommandId ci
 	if (status != RB_OK)
 		nemo_raise(status, &err);
 	pfree(keys);
+	if (alone)
+		place_known(info, nslots);
 }
 
 void
@@ -454,7 +562,7 @@ nemo_place_row(Relation rel, Relation index, Datum *values, bool *isnull, ItemPo
 		v->tag = chain.live != NULL ? (chain.live->tag + 1) & 15 : 0;
 		tag = v->tag;
 		if (head == NULL)
-			note_fresh(info, rowid, rowid);
+			note_fresh(info, rowid, false);
 		else
 			state.fresh_tree = 0;
 		placed = nemo_install_with(key, v, &chain, in_key ? NULL : &map);

@@ -495,13 +495,7 @@ nemo_install_with(rb_slice key, rb_version *v, const NemoChain *chain, const Nem
 
 	if (fresh != NULL)
 	{
-		rb_put_args put = {.key = fresh->key, .v = fresh->v, .blind = true, .dirty = true};
-
-		/* a failure must not leave the first version without its log record: room was reserved by nemo_prepare() */
-		status = rb_put(thread, &put);
-		if (status != RB_OK)
-			elog(PANIC, "record buffer did not take a new record: status %d", (int) status);
-		forget_prepared(fresh->v);
+		nemo_put_fresh(fresh);
 		changes[n++] = *fresh;
 	}
 	if (v->kind == RB_LOCK)
@@ -511,6 +505,24 @@ nemo_install_with(rb_slice key, rb_version *v, const NemoChain *chain, const Nem
 	if (chain->finished > FINISHED_LOCKS)
 		unlink_finished_locks(key, chain);
 	return true;
+}
+
+void
+nemo_installed(rb_version *v)
+{
+	forget_prepared(v);
+}
+
+void
+nemo_put_fresh(const NemoChange *change)
+{
+	rb_put_args put = {.key = change->key, .v = change->v, .blind = true, .dirty = true};
+	rb_status	status = rb_put(nemo_thread(), &put);
+
+	/* a failure must not leave others without their log record: room was reserved by nemo_prepare() */
+	if (status != RB_OK)
+		elog(PANIC, "record buffer did not take a new record: status %d", (int) status);
+	forget_prepared(change->v);
 }
 
 bool
@@ -530,14 +542,7 @@ nemo_install_fresh(const NemoChange *changes, int n)
 
 	rb_enter(thread);
 	for (int i = 0; i < n; i++)
-	{
-		rb_put_args put = {.key = changes[i].key, .v = changes[i].v, .blind = true, .dirty = true};
-		rb_status	status = rb_put(thread, &put);
-
-		if (status != RB_OK)
-			elog(PANIC, "record buffer did not take a new record: status %d", (int) status);
-		forget_prepared(changes[i].v);
-	}
+		nemo_put_fresh(&changes[i]);
 	nemo_log_changes(changes, n);
 	rb_leave(thread);
 }

@@ -35,6 +35,10 @@ extern const rb_version *nemo_decide(const rb_version *head, Snapshot snapshot);
  */
 typedef void (*NemoLook) (void *arg, const rb_version *head);
 extern void nemo_look(rb_slice key, NemoLook look, void *arg);
+/* the caller has put this prepared version by himself */
+extern void nemo_installed(rb_version *v);
+/* put one version of a key that has never existed; the caller logs it.  Inside the guard */
+extern void nemo_put_fresh(const NemoChange *change);
 /* Install versions of keys that have never existed (new rowids), without looking, and log them.  Outside the guard. */
 extern void nemo_install_fresh(const NemoChange *changes, int n);
 /* nemo_install(), with one more version of a key that has never existed (v NULL: none) in the same log record */

@@ -190,7 +190,8 @@ rb_admit(rb_thread *t, const st_record *rec, rb_error *err)
 		return status;
 	}
 
-	for (uint32_t tries = 0; tries < 4; tries++)
+	/* a split that goes up needs a node for each level */
+	for (uint32_t tries = 0; tries <= RB_MAX_LEVELS; tries++)
 	{
 		rb_off		node;
 

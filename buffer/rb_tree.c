@@ -176,6 +176,14 @@ retag(const rb_buffer *rb, rb_node *n)
 		STORE(&n->mixed, mixed);
 }
 
+/* the separator of a child: its first key */
+static void
+copy_first(rb_node *up, uint32_t i, rb_node *child)
+{
+	STORE(&rb_heads(up)[i], LOAD(&rb_heads(child)[0]));
+	STORE(&rb_offs(up)[i], LOAD(&rb_offs(child)[0]));
+}
+
 static void
 insert_slot(rb_node *n, uint32_t at, uint64_t head, rb_off off, rb_off child)
 {
@@ -331,6 +339,88 @@ split(rb_buffer *rb, rb_node *n, uint32_t at, rb_node *right, uint64_t *head, rb
 	*child = rb_offset(rb, right);
 }
 
+/* Slots [from, from + k) of a leaf become those of its neighbour from `to` on; neither is put right otherwise. */
+static void
+move_slots(rb_node *dest, uint32_t to, rb_node *src, uint32_t from, uint32_t k)
+{
+	for (uint32_t i = 0; i < k; i++)
+		copy_slot(dest, to + i, src, from + i);
+}
+
+/*
+ * A full leaf gives to a neighbour under the same parent that has room, which keeps leaves fuller than splitting alone,
+ * and takes the new slot.  false = there is no such neighbour; nothing is changed.
+ */
+static bool
+share(rb_buffer *rb, rb_path *path, uint64_t head, rb_off off)
+{
+	rb_node    *leaf = path->node[0],
+			   *up,
+			   *other = NULL;
+	uint32_t	at = path->idx[0] + 1,
+				c = count(leaf),
+				i,
+				n = 0,
+				k;
+	bool		right = false;
+
+	/* at the end, keys come in order: a split leaves the leaf full */
+	if (path->levels < 2 || at == c)
+		return false;
+	up = path->node[1];
+	i = path->idx[1];
+	if (i + 1 < count(up))
+	{
+		other = rb_at(rb, LOAD(&rb_children(up)[i + 1]));
+		n = count(other);
+		right = n <= RB_LEAF_CAP * 3 / 4;
+	}
+	if (!right && i > 0)
+	{
+		other = rb_at(rb, LOAD(&rb_children(up)[i - 1]));
+		n = count(other);
+	}
+	if (!other || n > RB_LEAF_CAP * 3 / 4)
+		return false;
+	k = (c - n) / 2;
+
+	begin(leaf);
+	begin(other);
+	begin(up);
+	if (right)
+	{
+		for (uint32_t j = n; j-- > 0;)
+			copy_slot(other, j + k, other, j);
+		move_slots(other, 0, leaf, c - k, k);
+		STORE(&other->n, (uint16_t) (n + k));
+		STORE(&leaf->n, (uint16_t) (c - k));
+		if (at <= c - k)
+			insert_slot(leaf, at, head, off, 0);
+		else
+			insert_slot(other, at - (c - k), head, off, 0);
+		copy_first(up, i + 1, other);
+	}
+	else
+	{
+		move_slots(other, n, leaf, 0, k);
+		move_slots(leaf, 0, leaf, k, c - k);
+		STORE(&other->n, (uint16_t) (n + k));
+		STORE(&leaf->n, (uint16_t) (c - k));
+		if (at <= k)
+			insert_slot(other, n + at, head, off, 0);
+		else
+			insert_slot(leaf, at - k, head, off, 0);
+		copy_first(up, i, leaf);
+	}
+	retag(rb, leaf);
+	retag(rb, other);
+	retag(rb, up);
+	end(up);
+	end(other);
+	end(leaf);
+	return true;
+}
+
 bool
 rb_link(rb_buffer *rb, rb_path *path, rb_entry *e)
 {
@@ -345,6 +435,8 @@ rb_link(rb_buffer *rb, rb_path *path, rb_entry *e)
 
 	while (full < path->levels && count(path->node[full]) == rb_cap(path->node[full]))
 		full++;
+	if (full > 0 && share(rb, path, head, off))
+		return true;
 	need = full == path->levels ? full + 1 : full;
 	if (need > RB_MAX_LEVELS)
 		return false;
@@ -353,7 +445,7 @@ rb_link(rb_buffer *rb, rb_path *path, rb_entry *e)
 	if (got < need)
 	{
 		while (got > 0)
-			rb_free(rb, fresh[--got]);
+			rb_pool_add(rb, fresh[--got]);
 		return false;
 	}
 	top = full == path->levels ? full - 1 : full;
