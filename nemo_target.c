@@ -164,14 +164,17 @@ const rb_version *
 nemo_version_of(Relation rel, NemoRelInfo *info, rb_slice key, const rb_version *head, uint64 rowid, uint8 tag)
 {
 	const rb_version *found = NULL;
+	bool		deferred = has_deferrable_triggers(rel);
 
 	for (const rb_version *v = head; v != NULL; v = rb_older(v))
 	{
 		if (v->kind != RB_DATA || v->tag != tag || nemo_writer(v) == NEMO_ABORTED || !is_row(info, key, v, rowid))
 			continue;
+		if (!deferred)
+			return v;
 		if (found == NULL)
 			found = v;
-		else if (nemo_writer(v) == NEMO_OWN && has_deferrable_triggers(rel))
+		else if (nemo_writer(v) == NEMO_OWN)
 			ereport(ERROR,
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 					 errmsg("too many updates of one row for deferred triggers on nemo table \"%s\"",

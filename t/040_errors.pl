@@ -4,7 +4,7 @@ use warnings;
 use Test::More;
 use NemoNode;
 
-my $node = NemoNode->new(conf => [ "nemo.buffer_size = '16MB'", "fsync = off" ]);
+my $node = NemoNode->new(conf => [ "nemo.buffer_size = '16MB'", "max_prepared_transactions = 2", "fsync = off" ]);
 ok($node->start(), 'server starts');
 $node->sql(q{
 	CREATE EXTENSION nemo;
@@ -31,8 +31,7 @@ fails("CREATE UNLOGGED TABLE u (a int) USING nemo", '0A000', qr/HINT/, 'unlogged
 fails("CREATE TEMP TABLE u (a int) USING nemo", '0A000', qr/HINT/, 'temporary');
 fails("CREATE TABLE l (k text PRIMARY KEY) USING nemo; INSERT INTO l VALUES (repeat('k', 3000))", '54000', qr/l_pkey/, 'key too long');
 fails("INSERT INTO t VALUES (5000, (SELECT string_agg(md5(g::text), '') FROM generate_series(1, 700000) g))", '54000', qr/row|record/i, 'row too long');
-fails("BEGIN; INSERT INTO t VALUES (5001, 'x'); PREPARE TRANSACTION 'p'", '0A000', qr/PREPARE|two-phase|prepare/i, 'two-phase commit')
-  if $node->sql("SHOW max_prepared_transactions") ne '0';
+fails("BEGIN; INSERT INTO t VALUES (5001, 'x'); PREPARE TRANSACTION 'p'", '0A000', qr/PREPARE|two-phase|prepare/i, 'D10: two-phase commit');
 fails("SELECT nemo_evict('pg_class')", '42809', qr/nemo table/, 'evicting a heap table');
 is($node->sql("SELECT count(*), sum(id) FROM t"), '1000|500500', 'nothing is lost');
 ok($node->stop(), 'server stops');
@@ -77,6 +76,15 @@ $bare->start();
 isnt($status, 0, 'not preloaded: fails');
 like($err, qr/55000: .*HINT:.*shared_preload_libraries/s, 'not preloaded: says what to do');
 $bare->stop('immediate');
+
+# no replication slot to be had
+my $slotless = NemoNode->new(conf => [ "max_replication_slots = 0", "fsync = off" ]);
+ok($slotless->start(), 'no replication slot: the server starts');
+($status, $out, $err) = $slotless->psql("\\set VERBOSITY verbose\nCREATE EXTENSION nemo; CREATE TABLE o (a int) USING nemo");
+isnt($status, 0, 'no replication slot: fails');
+like($err, qr/ERROR:  \w{5}: .*max_replication_slots/s, 'no replication slot: says what to do');
+is($slotless->sql("SELECT 1"), '1', 'no replication slot: heap goes on');
+$slotless->stop('immediate');
 
 # minimal WAL
 my $minimal = NemoNode->new(conf => [ "wal_level = minimal", "max_wal_senders = 0", "fsync = off" ]);
