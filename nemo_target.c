@@ -59,14 +59,29 @@ outdated(NemoTarget *target, const rb_version *by, CommandId cid)
 	target->result = TM_Updated;
 }
 
+/* The version that a ctid names: the one that the snapshot sees if it has the tag, else the newest that has it. */
+static const rb_version *
+find_named(NemoRelInfo *info, rb_slice key, const rb_version *head, uint64 rowid, uint8 tag, const rb_version *seen)
+{
+	if (seen != NULL && seen->tag == tag && is_row(info, key, seen, rowid))
+		return seen;
+	for (const rb_version *v = head; v != NULL; v = rb_older(v))
+		if (v->tag == tag && counts(v) && is_row(info, key, v, rowid))
+			return v;
+	return NULL;
+}
+
 void
 nemo_target(NemoRelInfo *info, rb_slice key, const NemoChain *chain, ItemPointer tid, Snapshot snapshot, CommandId cid,
 			bool trust_tag, NemoTarget *target)
 {
-	const rb_version *gone = NULL;	/* deletes the row */
-	const rb_version *newest = NULL;	/* of the row */
-	const rb_version *above = NULL; /* replaces or deletes the version looked at */
+	const rb_version *newest = NULL;	/* of the key */
+	const rb_version *above = NULL; /* replaced or deleted the one that is named */
+	const rb_version *gone = NULL;	/* deleted the row */
+	const rb_version *last = NULL;	/* of the row, below gone */
+	const rb_version *named;
 	const rb_version *seen = NULL;	/* by the snapshot */
+	bool		mvcc = snapshot != NULL && IsMVCCSnapshot(snapshot);
 	uint64		rowid;
 	uint8		tag;
 
@@ -74,75 +89,71 @@ nemo_target(NemoRelInfo *info, rb_slice key, const NemoChain *chain, ItemPointer
 	target->ctid = *tid;
 	target->cmax = InvalidCommandId;
 	target->result = TM_Deleted;
-	if (!nemo_tid_get(tid, &rowid, &tag))
+	if (!nemo_tid_get(tid, &rowid, &tag) || chain->head == NULL)
 		return;
-	if (snapshot != NULL && IsMVCCSnapshot(snapshot) && chain->head != NULL)
+	if (mvcc)
 		seen = nemo_visible(chain->head, snapshot);
+	named = find_named(info, key, chain->head, rowid, tag, seen);
 
-	for (const rb_version *v = chain->head; v != NULL && newest == NULL; v = rb_older(v))
+	for (const rb_version *v = chain->head; v != NULL && v != named; v = rb_older(v))
 	{
 		if (!counts(v))
 			continue;
-		if (is_row(info, key, v, rowid))
+		if (newest == NULL)
 			newest = v;
-		else
+		/* a key that was deleted and used again is another row, whatever its rowid */
+		if (!is_row(info, key, v, rowid))
+		{
 			gone = v;
+			last = NULL;
+		}
+		else if (last == NULL)
+			last = v;
+		above = v;
 	}
-	if (newest == NULL)
-		return;
+	target->version = named;
 
-	/* still there, and it is the version that is meant? */
-	if (gone == NULL && newest->tag == tag)
+	if (named != NULL && above == NULL)
 	{
-		bool		own = nemo_writer(newest) == NEMO_OWN;
+		bool		own = nemo_writer(named) == NEMO_OWN;
 
-		if (own ? rb_x(newest)->cid < cid :
-			trust_tag || chain->own_lock >= 0 || newest == seen || snapshot == NULL || !IsMVCCSnapshot(snapshot))
+		if (own ? rb_x(named)->cid < cid : trust_tag || chain->own_lock >= 0 || named == seen || !mvcc)
 		{
 			target->result = TM_Ok;
-			target->version = newest;
 			target->newest = true;
 			return;
 		}
-		if (own && (seen == NULL || seen->tag != tag || !is_row(info, key, seen, rowid)))
+		if (own)
 		{
 			target->result = TM_Invisible;
-			target->version = newest;
-			target->xmax = (TransactionId) rb_x(newest)->xid;
-			target->cmax = rb_x(newest)->cid;
+			target->xmax = (TransactionId) rb_x(named)->xid;
+			target->cmax = rb_x(named)->cid;
 			return;
 		}
+		/* the tag has come round: the version that was meant is not there any more */
+		newest = above = named;
+	}
+	if (above == NULL)
+		return;
+	if (named == NULL && !is_row(info, key, newest, rowid))
+	{
+		/* what the row became is in what deleted it last, if that is still there */
+		above = gone = newest;
+		last = NULL;
 	}
 
-	/* No: what became of it?  The one that the snapshot sees is meant, else the newest with that tag. */
-	above = gone;
-	for (const rb_version *v = newest; v != NULL; v = rb_older(v))
-	{
-		if (!counts(v))
-			continue;
-		if (!is_row(info, key, v, rowid))
-			break;
-		if (v->tag == tag && (seen == NULL || v == seen || !is_row(info, key, seen, rowid) || seen->tag != tag) &&
-			!(v == newest && gone == NULL))
-		{
-			target->version = v;
-			break;
-		}
-		above = v;
-	}
-	if (target->version == NULL)
-		above = gone != NULL ? gone : newest;
 	outdated(target, above, cid);
-	nemo_tid_set(&target->ctid, rowid, newest->tag);
-	if (gone != NULL)
+	if (gone == NULL)
 	{
-		target->moved = forward(gone, &target->ctid);
-		if (target->result == TM_Updated && above == gone && !target->moved)
-		{
-			target->result = TM_Deleted;
-			target->ctid = *tid;
-		}
+		nemo_tid_set(&target->ctid, rowid, newest->tag);
+		return;
 	}
+	if (last != NULL)
+		nemo_tid_set(&target->ctid, rowid, last->tag);
+	else if (forward(gone, &target->ctid))
+		target->moved = true;
+	else if (target->result == TM_Updated)
+		target->result = TM_Deleted;
 }
 
 static bool
