@@ -17,6 +17,7 @@
 #include "utils/memutils.h"
 
 #define SAMPLE_ROWS		64		/* rows of a block for TABLESAMPLE */
+#define LEAST_PAGES		10		/* for the planner */
 #define MOST_PAGES		131071	/* a table claims to have no more: one segment */
 
 /* ---- size ---------------------------------------------------------------------------------------------------------- */
@@ -45,7 +46,8 @@ nemo_relation_size(Relation rel, ForkNumber fork)
 
 /*
  * The running count of rows is as good as what VACUUM would have found, and right for tables it has not seen.  Only when
- * it is lost (it lives in memory and in checkpoints) pg_class is asked.
+ * it is lost (it lives in memory and in checkpoints) pg_class is asked.  A pass over a table handles record after record,
+ * a lookup one: even a small table has pages enough for an index to be worth it, as a heap has that was never vacuumed.
  */
 void
 nemo_relation_estimate_size(Relation rel, int32 *attr_widths, BlockNumber *pages, double *tuples, double *allvisfrac)
@@ -57,6 +59,7 @@ nemo_relation_estimate_size(Relation rel, int32 *attr_widths, BlockNumber *pages
 		*tuples = rel->rd_rel->reltuples;
 		*pages = (BlockNumber) Max(rel->rd_rel->relpages, 1);
 	}
+	*pages = Max(*pages, LEAST_PAGES);
 	/* index-only scans never visit the rows */
 	*allvisfrac = 1.0;
 }

@@ -92,8 +92,6 @@ nemo_scan_begin(Relation rel, Snapshot snapshot, int nkeys, struct ScanKeyData *
 	base->rs_key = nkeys > 0 ? palloc(sizeof(ScanKeyData) * nkeys) : NULL;
 	if (nkeys > 0 && keys != NULL)
 		memcpy(base->rs_key, keys, nkeys * sizeof(ScanKeyData));
-	ItemPointerSetInvalid(&base->rs_mintid);
-	ItemPointerSetInvalid(&base->rs_maxtid);
 
 	scan->info = nemo_rel(rel);
 	scan->cxt = CurrentMemoryContext;
@@ -105,12 +103,13 @@ nemo_scan_begin(Relation rel, Snapshot snapshot, int nkeys, struct ScanKeyData *
 	initStringInfo(&scan->lo);
 	initStringInfo(&scan->hi);
 	initStringInfo(&scan->keys);
-	/* ANALYZE and such count what is there now */
 	scan->snapshot = snapshot;
-	if (snapshot == NULL || !(IsMVCCSnapshot(snapshot) || snapshot->snapshot_type == SNAPSHOT_SELF))
-		scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
-	else if (IsMVCCSnapshot(snapshot))
+	if (snapshot != NULL && IsMVCCSnapshot(snapshot))
 		PredicateLockRelation(rel, snapshot);
+	else if (snapshot == NULL ||
+			 (snapshot->snapshot_type != SNAPSHOT_SELF && snapshot->snapshot_type != SNAPSHOT_DIRTY))
+		/* ANALYZE and such count what is there now */
+		scan->snapshot = RegisterSnapshot(GetLatestSnapshot());
 	nemo_scan_restart(scan);
 	if (flags & SO_TYPE_SEQSCAN)
 		pgstat_count_heap_scan(rel);
@@ -184,18 +183,18 @@ new_row(NemoScan *scan)
 	return &scan->rows[scan->nrows++];
 }
 
-/* inside the guard; in batch_cxt */
-static bool
-collect(void *arg, uint32_t i, rb_slice key, const rb_version *head)
+static inline bool
+is_dirty(const NemoScan *scan)
 {
-	NemoScan   *scan = arg;
-	const rb_version *v = nemo_visible(head, scan->snapshot);
-	ScanRow    *row;
+	return scan->snapshot->snapshot_type == SNAPSHOT_DIRTY;
+}
 
-	(void) i;
-	if (v == NULL || v->kind != RB_DATA)
-		return true;
-	row = new_row(scan);
+/* inside the guard; in batch_cxt */
+static void
+take(NemoScan *scan, rb_slice key, const rb_version *v)
+{
+	ScanRow    *row = new_row(scan);
+
 	row->rowid = nemo_rowid_of(scan->info, key, rb_data(v), v->len);
 	row->tuple = nemo_row_tuple(scan->base.rs_rd, rb_data(v), v->len, row->rowid, v->tag,
 								rb_is_settled(v) ? 0 : rb_x(v)->xid);
@@ -203,7 +202,58 @@ collect(void *arg, uint32_t i, rb_slice key, const rb_version *head)
 	row->key_len = key.len;
 	appendBinaryStringInfo(&scan->keys, (const char *) key.data, (int) key.len);
 	scan->batch_bytes += row->tuple->t_len;
-	return scan->batch_bytes < BATCH_BYTES;
+}
+
+/* what a running update replaces, or NULL: until it commits, the row is still that for everybody else */
+static const rb_version *
+replaced_by(const rb_version *v)
+{
+	while ((v = rb_older(v)) != NULL)
+	{
+		NemoWriter	writer;
+
+		if (v->kind == RB_LOCK)
+			continue;
+		writer = nemo_writer(v);
+		if (writer == NEMO_OWN || writer == NEMO_COMMITTED)
+			return v->kind == RB_DATA ? v : NULL;
+	}
+	return NULL;
+}
+
+/* inside the guard; in batch_cxt */
+static bool
+collect(void *arg, uint32_t i, rb_slice key, const rb_version *head)
+{
+	NemoScan   *scan = arg;
+	const rb_version *v = nemo_visible(head, scan->snapshot);
+
+	(void) i;
+	if (v == NULL || v->kind != RB_DATA)
+		return true;
+	take(scan, key, v);
+	if (!is_dirty(scan))
+		return scan->batch_bytes < BATCH_BYTES;
+
+	/*
+	 * A dirty snapshot tells about the last row looked at, which must be the one that is handed out: a batch is one
+	 * record, as the running update has it and as it was before.
+	 */
+	if (TransactionIdIsValid(scan->snapshot->xmin) && (v = replaced_by(v)) != NULL)
+		take(scan, key, v);
+	return false;
+}
+
+/* Whom a dirty snapshot names for row i of the batch, when there are two versions of one. */
+static void
+name_writer(NemoScan *scan, int i)
+{
+	TransactionId writer = HeapTupleHeaderGetRawXmin(scan->rows[0].tuple->t_data);
+
+	if (scan->nrows < 2)
+		return;
+	scan->snapshot->xmin = i == 0 ? writer : InvalidTransactionId;
+	scan->snapshot->xmax = i == 0 ? InvalidTransactionId : writer;
 }
 
 static void
@@ -218,9 +268,23 @@ reverse_rows(NemoScan *scan)
 	}
 }
 
-/* The batch before or behind the present one, rows in ascending order; false = there is none. */
+/* A new batch_cxt; the one before, with the row that was handed out last, hangs below it until the next turn. */
+static void
+turn_over(NemoScan *scan)
+{
+	MemoryContext before = scan->batch_cxt;
+
+	MemoryContextDeleteChildren(before);
+	scan->batch_cxt = AllocSetContextCreate(scan->cxt, "nemo scan", ALLOCSET_DEFAULT_SIZES);
+	MemoryContextSetParent(before, scan->batch_cxt);
+}
+
+/*
+ * The batch before or behind the present one, rows in ascending order; false = there is none.
+ * keep: a slot may still refer to a row of the present batch.
+ */
 static bool
-load_batch(NemoScan *scan, bool backward)
+load_batch(NemoScan *scan, bool backward, bool keep)
 {
 	rb_slice	start = nemo_slice(&scan->first);
 	rb_slice	end = nemo_slice(&scan->last);
@@ -256,10 +320,13 @@ load_batch(NemoScan *scan, bool backward)
 		set_bytes(&scan->lo, start.data, start.len);
 		set_bytes(&scan->hi, end.data, end.len);
 	}
-	MemoryContextReset(scan->batch_cxt);
-	resetStringInfo(&scan->keys);
 	scan->nrows = 0;
 	scan->batch_bytes = 0;
+	resetStringInfo(&scan->keys);
+	if (keep)
+		turn_over(scan);
+	else
+		MemoryContextResetOnly(scan->batch_cxt);
 
 	old = MemoryContextSwitchTo(scan->batch_cxt);
 	if (nemo_slice_compare(start, end) < 0)
@@ -274,7 +341,8 @@ load_batch(NemoScan *scan, bool backward)
 
 	if (backward)
 	{
-		reverse_rows(scan);
+		if (!is_dirty(scan))
+			reverse_rows(scan);
 		scan->at_first = done;
 		if (done)
 			set_bytes(&scan->lo, scan->first.data, (uint32) scan->first.len);
@@ -324,6 +392,7 @@ ScanRow *
 nemo_scan_row(NemoScan *scan, ScanDirection direction)
 {
 	bool		backward = ScanDirectionIsBackward(direction);
+	bool		keep = scan->nrows > 0;
 
 	for (;;)
 	{
@@ -332,16 +401,19 @@ nemo_scan_row(NemoScan *scan, ScanDirection direction)
 		if (scan->started && next >= 0 && next < scan->nrows)
 		{
 			scan->pos = next;
-			if (wanted(scan, &scan->rows[next]))
-				return &scan->rows[next];
-			continue;
+			if (!wanted(scan, &scan->rows[next]))
+				continue;
+			if (is_dirty(scan))
+				name_writer(scan, next);
+			return &scan->rows[next];
 		}
-		if (!load_batch(scan, backward))
+		if (!load_batch(scan, backward, keep))
 		{
 			/* beyond the end: turning around starts with the last row */
 			scan->pos = backward ? -1 : scan->nrows;
 			return NULL;
 		}
+		keep = false;
 	}
 }
 
@@ -389,7 +461,11 @@ nemo_parallelscan_initialize(Relation rel, ParallelTableScanDesc pscan)
 {
 	ParallelScan *shared = (ParallelScan *) pscan;
 
+#if PG_VERSION_NUM >= 180000
+	pscan->phs_locator = rel->rd_locator;
+#else
 	pscan->phs_relid = RelationGetRelid(rel);
+#endif
 	pscan->phs_syncscan = false;
 	pg_atomic_init_u32(&shared->claimed, 0);
 	return sizeof(ParallelScan);
