@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# heap.sh [SECONDS] [SCALE]: nemo beside heap + btree in one run on one cluster, everything cached, prepared mode.
-# Prints the ratio nemo/heap of throughput (higher is better for nemo) for each workload.
-# Run with: bench/heap.sh 20 10
+# heap.sh [SECONDS] [SCALE] [ROUNDS]: nemo beside heap + btree in one run on one cluster, everything cached, prepared
+# mode.  Each workload runs ROUNDS times for SECONDS on either, by turns; printed are the medians and the median of the
+# rounds' ratios nemo/heap of throughput (higher is better for nemo).
+# Run with: bench/heap.sh 4 10 7
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
-seconds=${1:-20}
+seconds=${1:-4}
 scale=${2:-10}
+rounds=${3:-7}
 
 need_packages build-essential "postgresql-$PG_MAJOR" "postgresql-server-dev-$PG_MAJOR" liblmdb-dev
 build_and_install
@@ -24,7 +26,23 @@ tps() {   # database, clients, pgbench arguments
 	as_pg pgbench -h "$dir" -p $port -U postgres -n -M prepared -c "$clients" -j "$clients" -T "$seconds" "$@" "$db" |
 		sed -nE 's/^tps = ([0-9.]+).*/\1/p'
 }
-ratio() { awk -v a="$2" -v b="$3" -v n="$1" 'BEGIN { printf "%-34s heap %12.1f  nemo %12.1f  nemo/heap %.2f\n", n, a, b, b / a }'; }
+median() { sort -g | awk '{ v[NR] = $1 } END { print (NR % 2) ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
+# compare NAME COMMAND ARGUMENTS...: COMMAND heap ARGUMENTS and COMMAND nemo ARGUMENTS print a throughput each
+compare() {
+	local name=$1 run=$2 i h n
+	shift 2
+	: >"$dir/h"
+	: >"$dir/n"
+	: >"$dir/r"
+	for i in $(seq "$rounds"); do
+		# who comes first changes: what the one leaves behind is the other's burden
+		if [ $((i % 2)) = 0 ]; then h=$($run heap "$@"); n=$($run nemo "$@"); else n=$($run nemo "$@"); h=$($run heap "$@"); fi
+		echo "$h" >>"$dir/h"
+		echo "$n" >>"$dir/n"
+		awk -v a="$h" -v b="$n" 'BEGIN { print b / a }' >>"$dir/r"
+	done
+	printf '%-34s heap %10.0f  nemo %10.0f  nemo/heap %.2f\n' "$name" "$(median <"$dir/h")" "$(median <"$dir/n")" "$(median <"$dir/r")"
+}
 
 cat >"$dir/range.sql" <<'END'
 \set a random(1, 100000 * :scale - 100)
@@ -40,11 +58,9 @@ for am in heap nemo; do
 	sql $am "SELECT sum(abalance) FROM pgbench_accounts" >/dev/null
 done
 for clients in 1 4; do
-	for w in "pgbench -S:-S" "TPC-B:" "100-row range:-D scale=$scale -f $dir/range.sql"; do
-		h=$(tps heap $clients ${w#*:})
-		n=$(tps nemo $clients ${w#*:})
-		ratio "${w%%:*}, $clients client(s), tps" "$h" "$n"
-	done
+	compare "pgbench -S, $clients client(s), tps" tps $clients -S
+	compare "TPC-B, $clients client(s), tps" tps $clients
+	compare "100-row range, $clients client(s), tps" tps $clients -D scale="$scale" -f "$dir/range.sql"
 done
 timed() {  # database, statement: rows per second for a million rows
 	local t0 t1
@@ -53,13 +69,24 @@ timed() {  # database, statement: rows per second for a million rows
 	t1=$(date +%s.%N)
 	awk -v a="$t0" -v b="$t1" 'BEGIN { printf "%.1f", 1000000 / (b - a) }'
 }
+load() {
+	sql "$1" "DROP TABLE IF EXISTS m"
+	sql "$1" "CREATE TABLE m (id bigint PRIMARY KEY, v text, n int) USING $1"
+	sql "$1" "CHECKPOINT"
+	timed "$1" "COPY m FROM '$dir/data/million.tsv'"
+}
+index() {
+	sql "$1" "DROP INDEX IF EXISTS m_n"
+	timed "$1" "CREATE INDEX m_n ON m (n)"
+}
+index_alone() {
+	sql "$1" "DROP INDEX IF EXISTS m_n"
+	timed "$1" "SET max_parallel_maintenance_workers = 0; CREATE INDEX m_n ON m (n)"
+}
 as_pg psql -h "$dir" -p $port -U postgres -X -q -d heap -c "COPY (SELECT g, 'name ' || g, g % 1000 FROM generate_series(1, 1000000) g) TO '$dir/data/million.tsv'"
-for am in heap nemo; do sql $am "CREATE TABLE m (id bigint PRIMARY KEY, v text, n int) USING $am"; done
-h=$(timed heap "COPY m FROM '$dir/data/million.tsv'")
-n=$(timed nemo "COPY m FROM '$dir/data/million.tsv'")
-ratio "COPY of 1 M rows, rows/s" "$h" "$n"
-h=$(timed heap "CREATE INDEX ON m (n)")
-n=$(timed nemo "CREATE INDEX ON m (n)")
-ratio "CREATE INDEX on 1 M rows, rows/s" "$h" "$n"
+rounds=$(((rounds + 1) / 2))
+compare "COPY of 1 M rows, rows/s" load
+compare "CREATE INDEX on 1 M rows, rows/s" index
+compare "the same in one process" index_alone
 sql nemo "SELECT nemo_checkpoint()" >/dev/null
 echo "memory per settled record beyond key and value: $(sql nemo 'SELECT round(overhead_per_entry::numeric, 1) FROM nemo_stat_buffer') bytes"
