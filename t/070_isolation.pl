@@ -1,4 +1,4 @@
-# What concurrent transactions see and do to each other (F3, F4, F10, D5, D6): each spec runs on heap and on nemo, and the
+# What concurrent transactions see and do to each other (F2, F3, F4, F8, F9, F10, D5, D6): each spec runs on heap and on nemo, and the
 # answers, the waits and the errors must be the same.
 use strict;
 use warnings;
