@@ -16,13 +16,14 @@ BEGIN
   PERFORM nemo_stat_reset();
   EXECUTE 'SELECT count(*) FROM (' || query || ') q' INTO n;
   INSERT INTO cost
-    SELECT step, n, b.hits, b.tombstone_hits + b.gap_hits, b.misses + b.range_fetches,
+    SELECT step, n, b.hits + b.range_hits, b.tombstone_hits + b.gap_hits, b.misses + b.range_fetches,
            (SELECT sum(requests) FROM nemo_stat_store WHERE operation IN ('get', 'get_range'))
       FROM nemo_stat_buffer b;
 END $$;
 
-SELECT nemo_checkpoint();
-SELECT nemo_evict('account');
+\o /dev/null
+SELECT nemo_checkpoint(), nemo_evict('account');
+\o
 SELECT pg_temp.measure('cold key', 'SELECT * FROM account WHERE id = 5000'),
        pg_temp.measure('hot key', 'SELECT * FROM account WHERE id = 5000'),
        pg_temp.measure('absent key', 'SELECT * FROM account WHERE id = 5001'),
