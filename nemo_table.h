@@ -74,7 +74,14 @@ extern EState *nemo_index_estate(NemoRelInfo *info);
 /* does the row in the slot belong in the index?  estate from nemo_index_estate() */
 extern bool nemo_index_wants(NemoIndexInfo *ix, TupleTableSlot *slot, EState *estate);
 
-/* ---- nemo_modify.c ------------------------------------------------------------------------------------------------- */
+/* ---- nemo_insert.c ------------------------------------------------------------------------------------------------- */
+
+/* a formed row waits to be placed under its key; the bytes are copied */
+extern void nemo_add_pending(NemoRelInfo *info, uint64 rowid, CommandId cid, rb_slice key, const StringInfoData *data);
+/* the row tree's key of a row in a slot; reset first.  Raises 23502 */
+extern void nemo_primary_key(Relation rel, NemoIndexInfo *pk, TupleTableSlot *slot, StringInfo key);
+/* the key (16 bytes) of a rowid in the table's tree: the row itself, or its map record */
+extern void nemo_map_key(const NemoRelInfo *info, uint64 rowid, uint8 *key);
 
 /* key of a row that was formed but not yet placed; false: there is no such row */
 extern bool nemo_pending_key(NemoTree row_tree, uint64 rowid, StringInfo out);
@@ -86,6 +93,9 @@ extern void nemo_tuple_insert_speculative(Relation rel, TupleTableSlot *slot, Co
 extern void nemo_tuple_complete_speculative(Relation rel, TupleTableSlot *slot, uint32 token, bool succeeded);
 extern void nemo_multi_insert(Relation rel, TupleTableSlot **slots, int nslots, CommandId cid, int options,
 							  struct BulkInsertStateData *bistate);
+
+/* ---- nemo_modify.c, nemo_lock.c ------------------------------------------------------------------------------------ */
+
 extern TM_Result nemo_tuple_delete(Relation rel, ItemPointer tid, CommandId cid, Snapshot snapshot,
 								   Snapshot crosscheck, bool wait, TM_FailureData *tmfd, bool changing_part);
 extern TM_Result nemo_tuple_update(Relation rel, ItemPointer otid, TupleTableSlot *slot, CommandId cid,
