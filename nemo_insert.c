@@ -145,6 +145,7 @@ nemo_add_pending(NemoRelInfo *info, uint64 rowid, CommandId cid, rb_slice key, c
 {
 	Pending    *p = MemoryContextAllocHuge(TopTransactionContext, offsetof(Pending, bytes) + key.len + data->len);
 
+	init();
 	p->row_tree = info->row_tree;
 	p->rowid = rowid;
 	p->subid = GetCurrentSubTransactionId();

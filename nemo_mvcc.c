@@ -32,6 +32,7 @@
 #define CUT_SEARCH			32		/* versions looked at to find where a chain may be cut */
 #define FINISHED_LOCKS		8		/* locks that are over and may stay in the middle of a chain */
 #define LOOKUP_ATTEMPTS		1000	/* fetches of one key that may fail to keep it in memory */
+#define PRESSED_EVERY		32		/* versions prepared under pressure for one call for the flushers */
 #define COUNT_EVERY			1000	/* rows counted before other processes hear of them */
 
 StaticAssertDecl((int) LK_KEY_SHARE == (int) LockTupleKeyShare && (int) LK_EXCLUSIVE == (int) LockTupleExclusive,
@@ -45,6 +46,8 @@ static struct
 	rb_version **prepared;
 	int			nprepared;
 	int			max_prepared;
+
+	uint32		pressed;		/* versions prepared while memory was short */
 
 	/* the speculative insertion under way */
 	bool		speculative;
@@ -382,6 +385,9 @@ nemo_prepare(uint32 key_len, rb_kind kind, uint8 tag, CommandId cid, uint32 aux,
 	if (status != RB_OK)
 		nemo_raise(status, &err);
 	add_prepared(v);
+	/* room is better made before it is needed; the flushers look by themselves only now and then */
+	if (unlikely(rb_wants_eviction(nemo_buffer())) && state.pressed++ % PRESSED_EVERY == 0)
+		nemo_wake_flushers();
 
 	x = (rb_xversion *) v;
 	v->kind = (uint8) kind;

@@ -47,7 +47,7 @@
 #define PATIENCE_MS		60000	/* how long a backend waits for a replay that makes no progress */
 #define BACKOFF_MIN_MS	1000
 #define BACKOFF_MAX_MS	60000
-#define EVICT_BYTES		(1024 * 1024)	/* per step of a flusher */
+#define EVICT_BYTES		(1024 * 1024)	/* per step of a flusher, at most */
 #define MAX_FLUSHERS	64
 #define WORKER_RESTART_S 1
 
@@ -1001,12 +1001,13 @@ step_evict(void)
 {
 	rb_thread  *thread = nemo_worker_thread();
 	rb_buffer  *buffer = nemo_buffer();
+	size_t		bytes = Min((size_t) EVICT_BYTES, (size_t) nemo_buffer_size_kb * 1024 / 32);
 
 	while (!ShutdownRequestPending && rb_wants_eviction(buffer))
 	{
 		size_t		freed = 0;
 		rb_error	err = {0};
-		rb_status	status = rb_evict(thread, EVICT_BYTES, &freed, &err);
+		rb_status	status = rb_evict(thread, bytes, &freed, &err);
 
 		if (status != RB_OK)
 			nemo_raise(status, &err);
