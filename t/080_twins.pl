@@ -88,6 +88,9 @@ my ($status, $out) = $node->pgbench("-n -c 4 -T $seconds --max-tries=1 -f $write
 is($status, 0, 'pgbench') or diag substr($out, -2000);
 my ($done) = $out =~ /transactions actually processed: (\d+)/;
 cmp_ok($done // 0, '>', $seconds * 20, "$done transactions were done");
+# and with processes that do one thing in their life
+($status, $out) = $node->pgbench("-n -C -c 4 -t 400 --max-tries=1 -f $write\@8 -f $read\@1");
+is($status, 0, 'pgbench with a connection for each transaction') or diag substr($out, -2000);
 is($node->sql("SELECT * FROM diffs LIMIT 5"), '', 'all answers were the same');
 is($node->sql("(TABLE h EXCEPT TABLE n) UNION ALL (TABLE n EXCEPT TABLE h) LIMIT 5"), '', 'F1: so are the tables');
 is($node->sql("(TABLE hs EXCEPT TABLE ns) UNION ALL (TABLE ns EXCEPT TABLE hs) LIMIT 5"), '', 'with a text key, too');
