@@ -168,8 +168,8 @@ has_deferrable_triggers(Relation rel)
 }
 
 /*
- * Triggers ask for the versions that their event named.  Within a statement the newest one with the tag is it; a deferred
- * trigger may come when the tag has come round.
+ * Triggers ask for the versions that their event named: those that this transaction wrote, and the one it found.  Within a
+ * statement the newest one with the tag is it; a deferred trigger may come when the tag has come round.
  */
 const rb_version *
 nemo_version_of(Relation rel, NemoRelInfo *info, rb_slice key, const rb_version *head, uint64 rowid, uint8 tag)
@@ -179,20 +179,25 @@ nemo_version_of(Relation rel, NemoRelInfo *info, rb_slice key, const rb_version 
 
 	for (const rb_version *v = head; v != NULL; v = rb_older(v))
 	{
-		if (v->kind != RB_DATA || v->tag != tag || nemo_writer(v) == NEMO_ABORTED || !is_row(info, key, v, rowid))
+		NemoWriter	writer;
+
+		if (v->kind != RB_DATA || (writer = nemo_writer(v)) == NEMO_ABORTED || !is_row(info, key, v, rowid))
 			continue;
-		if (!deferred)
-			return v;
-		if (found == NULL)
+		if (v->tag == tag)
+		{
+			if (!deferred)
+				return v;
+			if (found != NULL)
+				ereport(ERROR,
+						(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						 errmsg("too many updates of one row for deferred triggers on nemo table \"%s\"",
+								RelationGetRelationName(rel)),
+						 errdetail("A transaction may update a row 15 times while triggers that are to see its versions wait."),
+						 errhint("Use SET CONSTRAINTS ALL IMMEDIATE, or several transactions.")));
 			found = v;
-		else if (nemo_writer(v) == NEMO_OWN)
-			ereport(ERROR,
-					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("too many updates of one row for deferred triggers on nemo table \"%s\"",
-							RelationGetRelationName(rel)),
-					 errdetail("A transaction may update a row 15 times while triggers that are to see its versions wait."),
-					 errhint("Use SET CONSTRAINTS ALL IMMEDIATE, or several transactions.")));
-		else
+		}
+		/* the version that this transaction found, or one that it has nothing to do with */
+		if (found != NULL && writer != NEMO_OWN)
 			break;
 	}
 	return found;

@@ -32,6 +32,11 @@ fails("CREATE TEMP TABLE u (a int) USING nemo", '0A000', qr/HINT/, 'temporary');
 fails("CREATE TABLE l (k text PRIMARY KEY) USING nemo; INSERT INTO l VALUES (repeat('k', 3000))", '54000', qr/l_pkey/, 'key too long');
 fails("INSERT INTO t VALUES (5000, (SELECT string_agg(md5(g::text), '') FROM generate_series(1, 700000) g))", '54000', qr/row|record/i, 'row too long');
 fails("BEGIN; INSERT INTO t VALUES (5001, 'x'); PREPARE TRANSACTION 'p'", '0A000', qr/PREPARE|two-phase|prepare/i, 'D10: two-phase commit');
+$node->sql("CREATE TABLE mp (k int PRIMARY KEY, id int UNIQUE) USING nemo; INSERT INTO mp VALUES (1, 1);
+	CREATE TABLE mc (id int PRIMARY KEY, pid int REFERENCES mp (id) DEFERRABLE INITIALLY DEFERRED) USING nemo; INSERT INTO mc VALUES (1, 1)");
+fails("BEGIN; DO \$\$ BEGIN FOR i IN 1..$_ LOOP UPDATE mp SET id = 100 + i WHERE k = 1; END LOOP; END \$\$; COMMIT", '0A000',
+	qr/deferred triggers/, "F1: $_ updates under deferred triggers") for 16, 17, 40;
+is($node->sql("SELECT * FROM mp"), '1|1', 'F1: and nothing has changed');
 fails("SELECT nemo_evict('pg_class')", '42809', qr/nemo table/, 'evicting a heap table');
 is($node->sql("SELECT count(*), sum(id) FROM t"), '1000|500500', 'nothing is lost');
 ok($node->stop(), 'server stops');

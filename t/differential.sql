@@ -468,3 +468,17 @@ MERGE INTO oc USING (VALUES (1, 'm1'), (77, 'm77')) m (id, u) ON oc.id = m.id
 SELECT * FROM oc ORDER BY id;
 WITH moved AS (DELETE FROM oc WHERE id > 70 RETURNING *), back AS (INSERT INTO oc SELECT id + 1, u, n FROM moved RETURNING *)
   SELECT * FROM back ORDER BY id;
+
+\echo == many updates of one row under deferred triggers
+CREATE TABLE mp (k int PRIMARY KEY, id int UNIQUE);
+CREATE TABLE mc (id int PRIMARY KEY, pid int REFERENCES mp (id) DEFERRABLE INITIALLY DEFERRED);
+INSERT INTO mp VALUES (1, 1);
+INSERT INTO mc VALUES (1, 1);
+BEGIN;
+DO $$ BEGIN FOR i IN 1..15 LOOP UPDATE mp SET id = 100 + i WHERE k = 1; END LOOP; END $$;
+COMMIT;
+SELECT * FROM mp;
+BEGIN;
+DO $$ BEGIN FOR i IN 1..14 LOOP UPDATE mp SET id = 100 + i WHERE k = 1; END LOOP; UPDATE mp SET id = 1 WHERE k = 1; END $$;
+COMMIT;
+SELECT * FROM mp;
