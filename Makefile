@@ -38,7 +38,7 @@ all install installcheck:
 else
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 # bitcode for JIT inlining is of no use here
-with_llvm = no
+override with_llvm = no
 include $(PGXS)
 $(OBJS): $(wildcard *.h buffer/*.h locking/*.h remote/*.h)
 endif
