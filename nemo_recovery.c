@@ -42,7 +42,7 @@
 #include "nemo_stat.h"
 
 #define SLOT_NAME		"nemo_checkpoint"
-#define HORIZON_AGE_US	50000	/* how old the settle horizon may get */
+#define HORIZON_AGE_US	5000	/* how old the settle horizon may get */
 #define PROGRESS_US		(10 * USECS_PER_SEC)	/* between messages about replay */
 #define PATIENCE_MS		60000	/* how long a backend waits for a replay that makes no progress */
 #define BACKOFF_MIN_MS	1000
