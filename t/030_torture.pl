@@ -41,14 +41,18 @@ sub client
 		my $m = 1 + int(rand(100));
 		$seq++;
 		print $psql "BEGIN;\n";
-		print $psql "UPDATE account SET balance = balance - $m WHERE id = $a;\n";
+		# a row that another client is about to delete and insert again is not found: then the transaction fails
+		print $psql "WITH u AS (UPDATE account SET balance = balance - $m WHERE id = $a RETURNING 1) SELECT 1 / count(*) FROM u \\g /dev/null\n";
 		if (rand() < 0.2)
 		{
 			# the other side is deleted and comes back with what it had
 			print $psql "WITH d AS (DELETE FROM account WHERE id = $b RETURNING *) SELECT set_config('t.b', balance::text, true), set_config('t.o', owner, true) FROM d \\g /dev/null\n";
 			print $psql "INSERT INTO account VALUES ($b, current_setting('t.o'), current_setting('t.b')::bigint + $m, repeat('y', 150));\n";
 		}
-		else { print $psql "UPDATE account SET balance = balance + $m, owner = 'o' || (random() * 500)::int WHERE id = $b;\n"; }
+		else
+		{
+			print $psql "WITH u AS (UPDATE account SET balance = balance + $m, owner = 'o' || (random() * 500)::int WHERE id = $b RETURNING 1) SELECT 1 / count(*) FROM u \\g /dev/null\n";
+		}
 		print $psql "SELECT count(*) FROM account WHERE owner = 'o" . int(rand(500)) . "' \\g /dev/null\n" if rand() < 0.2;
 		print $psql "INSERT INTO journal VALUES ($n, $seq, $a, $b, $m);\n";
 		if (rand() < 0.1) { print $psql "ROLLBACK;\n"; next; }
